@@ -55,7 +55,7 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   "code" with a 3B); measured in overload the batch tree is 2 to 13 % faster than it with a 70B,
   and SpecServe as fast or up to 9 % faster.
 - In a burst it matters more who joins the batch next than how it decodes: [by their
-  targets](#served-by-their-targets) two to three times as many requests are in time with any
+  targets](#served-by-their-targets) 2.4 to 4.2 times as many requests are in time with any
   policy, in overload up to two fifths instead of none (simulated)."""
 _HOW = """\
 ## How to read this page

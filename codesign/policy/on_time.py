@@ -9,8 +9,10 @@ target, and the prompts of those who join stall those who decode. Here a request
 3. late, when nobody waits who can be on time, a few prompts at once. Whoever has waited very long
    has a turn now and then, so that nobody waits for ever.
 
-Requests that have missed a target, or will, have nothing to lose and hold nobody up. How many
-tokens a running request has is reckoned from the mean of all, which costs nothing to know.
+Requests that have missed a target, or will, have nothing to lose and hold nobody up. What one can
+spare is what it can if its answer ends soon (answers.py): by a mean answer most short ones, which
+are most, would be stalled past their targets. How many tokens a running request has is reckoned
+from the mean of all, which costs nothing to know.
 
 Must not import torch or read a clock.
 """
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from codesign.config import SLO, Serving
 from codesign.errors import InputError
+from codesign.policy.answers import Answers
 from codesign.policy.traffic import START_OUTPUT, START_PROMPT
 
 if TYPE_CHECKING:
@@ -36,9 +39,10 @@ if TYPE_CHECKING:
 PATIENCE = 30.0  # times the TTFT target, or seconds without one, after which a request has turns
 TURN = 8  # requests that join from one such turn to the next
 AT_ONCE = 0.2  # of the TTFT target, that prompts of late requests may take before a round
-SPARED = 0.05  # of a TPOT target that is left as a reserve, at most half of what there is to spare
-_PACE_MEMORY = 0.1  # weight of a round in what a token takes
-_FIRST_ANSWERS, _NUM_ANSWERS = 8, 128  # that what was expected counts as; that the mean remembers
+# Of a TPOT target, left as a reserve with a round, as answers end with one: at most half of what
+# there is to spare.
+SPARED = 0.1
+_MEMORY = 0.1  # weight of a round in what a token and a round take
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,8 @@ class OnTime:
         self._tpot = math.inf if tpot is None else tpot
         self._patience = PATIENCE * (1.0 if ttft is None else ttft)
         self._prompt_seconds = prompt_seconds
-        self._pace = step
-        self._answer = START_OUTPUT if answer_tokens is None else answer_tokens
-        self._num_answers = _FIRST_ANSWERS
+        self._pace = self._round = step  # seconds of a token of a request, and of a round
+        self._answers = Answers(START_OUTPUT if answer_tokens is None else answer_tokens)
         self._tokens = 0.0  # that a request which was always here would have
         self._decoding: dict[int, _Decoding] = {}
         self._evicted: dict[int, _Decoding] = {}
@@ -111,9 +114,7 @@ class OnTime:
     def ended(self, request_id: int) -> None:
         """Its answer is complete."""
         if (known := self._decoding.get(request_id)) is not None:
-            self._num_answers = min(self._num_answers + 1, _NUM_ANSWERS)
-            beyond = self._tokens - known.before + 1.0 - self._answer
-            self._answer += beyond / self._num_answers
+            self._answers.ended(self._tokens - known.before)
         self.refused(request_id)
 
     def refused(self, request_id: int) -> None:
@@ -132,7 +133,8 @@ class OnTime:
         if not emitted:
             return
         self._tokens += emitted / running
-        self._pace += _PACE_MEMORY * (seconds * running / emitted - self._pace)
+        self._pace += _MEMORY * (seconds * running / emitted - self._pace)
+        self._round += _MEMORY * (seconds - self._round)
 
     def choose(
         self,
@@ -202,15 +204,17 @@ class OnTime:
         return self._seconds[number]
 
     def _room(self, now: float) -> float:
-        """How long all may wait that can keep their targets, going on as lately."""
+        """How long all may wait that can keep their targets, as fast as lately, ending soon."""
         least = math.inf
         for each in self._decoding.values():
+            if each.target == math.inf:
+                continue
             later = self._tokens - each.before  # tokens after the first
-            left = max(self._answer - 1.0 - later, 0.0)
+            left = self._answers.left_at_least(later)
             spare = each.target * (later + left) - (now - each.first_token) - self._pace * left
-            if 0.0 <= spare < math.inf:
-                reserve = min(SPARED * each.target * (later + left), 0.5 * spare)
-                least = min(least, spare - reserve)
+            if spare >= 0.0:
+                reserve = SPARED * each.target * (later + left) + self._round
+                least = min(least, spare - min(reserve, 0.5 * spare))
         return least
 
 

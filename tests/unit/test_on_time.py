@@ -61,14 +61,14 @@ def test_a_request_is_late_from_the_moment_at_which_its_prompt_cannot_end_in_tim
 def test_a_prompt_waits_where_it_would_cost_a_running_request_its_target():
     policy = on_time()
     decoding(policy, 0, since=0.0)
-    # 20 more tokens at 10 ms, of 20 allowed: 0.2 s to spare.
-    assert chosen(policy, [queued(1, 0.0, 199)], 0.0) == [1]
-    assert chosen(policy, [queued(2, 0.0, 201)], 0.0) == []
+    # 20 more tokens at 10 ms, of 20 allowed: 0.2 s to spare, but for a round.
+    assert chosen(policy, [queued(1, 0.0, 189)], 0.0) == [1]
+    assert chosen(policy, [queued(2, 0.0, 191)], 0.0) == []
     # Ten rounds later, which took 0.1 s, as much is to spare; and after 0.1 s of waiting less.
     for _ in range(10):
         policy.round_over(0.01, 1, 1)
-    assert chosen(policy, [queued(3, 0.1, 199)], 0.1) == [3]
-    assert chosen(policy, [queued(3, 0.1, 199)], 0.2) == []
+    assert chosen(policy, [queued(3, 0.1, 189)], 0.1) == [3]
+    assert chosen(policy, [queued(3, 0.1, 189)], 0.2) == []
 
 
 def test_it_waits_even_if_that_costs_its_own_target():
@@ -134,24 +134,48 @@ def test_without_a_target_of_a_kind_nobody_is_late_or_held_up():
     assert chosen(policy, waiting, 5.0) == [1]
 
 
-def test_answers_are_expected_to_be_as_long_as_those_that_have_ended():
+def answer_of(policy, tokens: int) -> None:
+    decoding(policy, 0, since=0.0)
+    for _ in range(tokens - 1):
+        policy.round_over(0.01, 1, 1)
+    policy.ended(0)
+
+
+def test_who_decodes_can_spare_what_a_short_answer_can():
     policy = on_time(answer=100.0)
-
-    def answer_of_five() -> None:
-        decoding(policy, 0, since=0.0)
-        for _ in range(4):
-            policy.round_over(0.01, 1, 1)
-        policy.ended(0)
-
-    answer_of_five()  # the first is one among eight that were expected: (8 x 100 + 5) / 9
+    for tokens in (5, 200, 300, 400, 500, 600, 700):
+        answer_of(policy, tokens)
     decoding(policy, 1, since=1.0)
-    assert chosen(policy, [queued(2, 1.0, 885)], 1.0) == []
-    assert chosen(policy, [queued(3, 1.0, 883)], 1.0) == [3]
-    for _ in range(2000):
-        answer_of_five()
-    decoding(policy, 4, since=1.0)
-    assert chosen(policy, [queued(5, 1.0, 41)], 1.0) == []  # 4 x 10 ms to spare
-    assert chosen(policy, [queued(6, 1.0, 39)], 1.0) == [6]
+    assert chosen(policy, [queued(2, 1.0, 979)], 1.0) == [2]  # 98 x 10 ms until eight have ended
+    policy.ended(1)  # of one token: no answer that goes on
+    decoding(policy, 3, since=1.0)
+    assert chosen(policy, [queued(4, 1.0, 31)], 1.0) == []  # 4 x 10 ms, but for a round
+    assert chosen(policy, [queued(5, 1.0, 29)], 1.0) == [5]
+    for _ in range(4):  # who goes on has 200 tokens at least
+        policy.round_over(0.01, 1, 1)
+    assert chosen(policy, [queued(6, 1.1, 901)], 1.1) == [6]
+
+
+def test_one_answer_in_twenty_may_be_shorter():
+    policy = on_time()
+    for tokens in (3, *[40] * 20):
+        answer_of(policy, tokens)
+    decoding(policy, 1, since=1.0)
+    assert chosen(policy, [queued(2, 1.0, 381)], 1.0) == []  # 38 x 10 ms
+    assert chosen(policy, [queued(3, 1.0, 379)], 1.0) == [3]
+    for _ in range(39):  # no answer was longer: it may end at any time
+        policy.round_over(0.01, 1, 1)
+    assert chosen(policy, [queued(4, 1.4, 369)], 1.4) == [4]
+    assert chosen(policy, [queued(5, 1.4, 371)], 1.4) == []
+
+
+def test_old_answers_are_forgotten():
+    policy = on_time()
+    for tokens in (*[3] * 20, *[11] * 128):
+        answer_of(policy, tokens)
+    decoding(policy, 1, since=1.0)
+    assert chosen(policy, [queued(2, 1.0, 91)], 1.0) == []
+    assert chosen(policy, [queued(3, 1.0, 89)], 1.0) == [3]
 
 
 def test_an_evicted_request_keeps_its_tokens_and_its_target_and_is_no_answer():
@@ -167,8 +191,8 @@ def test_an_evicted_request_keeps_its_tokens_and_its_target_and_is_no_answer():
     assert policy.choose([], 0.59, lambda request: 0, waiting) == waiting
     policy.joined(0)
     policy.began(request, 0.7)
-    assert chosen(policy, [queued(2, 0.7, 379)], 0.7) == [2]
-    assert chosen(policy, [queued(3, 0.7, 381)], 0.7) == []
+    assert chosen(policy, [queued(2, 0.7, 369)], 0.7) == [2]
+    assert chosen(policy, [queued(3, 0.7, 371)], 0.7) == []
 
 
 def test_what_the_evicted_take_is_counted_before_others_join():
