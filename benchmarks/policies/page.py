@@ -2,7 +2,8 @@
 
 docs/policy-comparison.md: the summary, the goals, how to read the rest, and what is simulated (the
 sections of ``simulated``, ``load_map``, ``measured``, ``splits`` and ``crowds``).
-docs/policy-measurements.md: what engines measured (``gpu_runs``, and ``measured`` on a CPU).
+docs/policy-measurements.md: what engines measured (``gpu_runs``, ``targets_measured``, and
+``measured`` on a CPU).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.policies import (
     splits,
 )
 from benchmarks.policies.figures import DOCS, Results
+from benchmarks.policies.targets_measured import targets_measured_section
 
 PAGE = DOCS / "policy-comparison.md"
 MEASUREMENTS = DOCS / "policy-measurements.md"
@@ -135,7 +137,11 @@ def text_of(results: Results) -> str:
 
 def measurements_of(results: Results) -> str:
     """The page of what was measured."""
-    sections = [gpu_runs.runs_section(results), measured.cpu_section(results)]
+    sections = [
+        gpu_runs.runs_section(results),
+        targets_measured_section(results),
+        measured.cpu_section(results),
+    ]
     return reflow("\n\n".join(filter(None, [_MEASURED, contents(sections), *sections]))) + "\n"
 
 

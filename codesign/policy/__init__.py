@@ -22,7 +22,7 @@ predicted step times, the engine runs the same objects under the wall clock with
                         request's), target_side, messages (light)
     tree, rerun_tree    a request's draft tree, also with nodes that run again; walk: verification
     batching, on_time   which requests share a step, and who joins them so that targets are kept
-                        (answers)
+                        (answers, pace)
     routing             which replica serves a request
     kv_memory           prompt blocks that outlive their request
     options, stop_text  what a request asks for itself

@@ -6,7 +6,9 @@ target, and the prompts of those who join stall those who decode. Here a request
 1. if it can still have its first token in time, before those that cannot;
 2. while the prompts that run before the next round leave those who decode the time to keep their
    TPOT targets. One for one would be no gain: whoever joined so would be the next to be given up;
-3. late, when nobody waits who can be on time, a few prompts at once. Whoever has waited very long
+3. into a batch whose tokens come in time for it: one that is too slow would stay full of requests
+   that miss their targets from the start, and so hold nobody up;
+4. late, when nobody waits who can be on time, a few prompts at once. Whoever has waited very long
    has a turn now and then, so that nobody waits for ever.
 
 Requests that have missed a target, or will, have nothing to lose and hold nobody up. What one can
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING
 from codesign.config import SLO, Serving
 from codesign.errors import InputError
 from codesign.policy.answers import Answers
+from codesign.policy.pace import Pace
 from codesign.policy.traffic import START_OUTPUT, START_PROMPT
 
 if TYPE_CHECKING:
@@ -42,7 +45,6 @@ AT_ONCE = 0.2  # of the TTFT target, that prompts of late requests may take befo
 # Of a TPOT target, left as a reserve with a round, as answers end with one: at most half of what
 # there is to spare.
 SPARED = 0.1
-_MEMORY = 0.1  # weight of a round in what a token and a round take
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class OnTime:
         ttft: Target of seconds to the first token; None for none.
         tpot: Target of seconds per later token, of requests without one of their own.
         prompt_seconds: ``f(rows, rows before)`` of a prompt.
-        step: Seconds of a plain round, until some have been.
+        step: Seconds of a plain round of so many requests.
         answer_tokens: That a request is expected to emit, until some have finished.
     """
 
@@ -77,14 +79,14 @@ class OnTime:
         tpot: float | None,
         *,
         prompt_seconds: Callable[[int, int], float],
-        step: float,
+        step: Callable[[float], float],
         answer_tokens: float | None = None,
     ) -> None:
         self._ttft = math.inf if ttft is None else ttft
         self._tpot = math.inf if tpot is None else tpot
         self._patience = PATIENCE * (1.0 if ttft is None else ttft)
         self._prompt_seconds = prompt_seconds
-        self._pace = self._round = step  # seconds of a token of a request, and of a round
+        self._pace = Pace(step)
         self._answers = Answers(START_OUTPUT if answer_tokens is None else answer_tokens)
         self._tokens = 0.0  # that a request which was always here would have
         self._decoding: dict[int, _Decoding] = {}
@@ -107,9 +109,9 @@ class OnTime:
         if known is not None:  # ``before`` of an evicted one is less by all that it has missed
             self._decoding[number] = replace(known, before=self._tokens + known.before)
             return
-        target = self._tpot if request.slo_tpot is None else request.slo_tpot
         in_time = now <= request.arrival + self._ttft
-        self._decoding[number] = _Decoding(now, self._tokens, target if in_time else math.inf)
+        target = self._target(request) if in_time else math.inf
+        self._decoding[number] = _Decoding(now, self._tokens, target)
 
     def ended(self, request_id: int) -> None:
         """Its answer is complete."""
@@ -133,8 +135,7 @@ class OnTime:
         if not emitted:
             return
         self._tokens += emitted / running
-        self._pace += _MEMORY * (seconds * running / emitted - self._pace)
-        self._round += _MEMORY * (seconds - self._round)
+        self._pace.round_over(seconds, running, emitted)
 
     def choose(
         self,
@@ -161,15 +162,20 @@ class OnTime:
         # Those before are late, whatever their prompts take.
         first = bisect_left(waiting, now - self._ttft, key=attrgetter("arrival"))
         late, first_due = [], math.inf
+        running = len(self._decoding) + len(self._ahead) + 1
+        alone, pace = self._pace.of(1), self._pace.of(running + len(chosen))
         for request in waiting[first:]:
             due, seconds = request.arrival + self._ttft, self._price(request, cached)
-            if now + seconds > due:
+            target = self._target(request)
+            if now + seconds > due or alone > target:
                 late.append(request)
                 continue
             first_due = min(first_due, due)
-            if now + total + seconds <= first_due and total + seconds <= room:
+            in_time = now + total + seconds <= first_due and pace <= target
+            if in_time and total + seconds <= room:
                 chosen.append(request)
                 total += seconds
+                pace = self._pace.of(running + len(chosen))
         if math.isinf(first_due):
             late_ones = chain(islice(waiting, first), late)
             chosen += self._of_late(late_ones, room - total, cached)
@@ -191,6 +197,9 @@ class OnTime:
             chosen.append(request)
         return chosen
 
+    def _target(self, request: QueuedRequest) -> float:
+        return self._tpot if request.slo_tpot is None else request.slo_tpot
+
     def _has_turn(self, request: QueuedRequest, now: float) -> bool:
         return now - request.arrival > self._patience and self._since_turn >= TURN
 
@@ -205,15 +214,15 @@ class OnTime:
 
     def _room(self, now: float) -> float:
         """How long all may wait that can keep their targets, as fast as lately, ending soon."""
-        least = math.inf
+        least, pace = math.inf, self._pace.token
         for each in self._decoding.values():
             if each.target == math.inf:
                 continue
             later = self._tokens - each.before  # tokens after the first
             left = self._answers.left_at_least(later)
-            spare = each.target * (later + left) - (now - each.first_token) - self._pace * left
+            spare = each.target * (later + left) - (now - each.first_token) - pace * left
             if spare >= 0.0:
-                reserve = SPARED * each.target * (later + left) + self._round
+                reserve = SPARED * each.target * (later + left) + self._pace.round
                 least = min(least, spare - min(reserve, 0.5 * spare))
         return least
 
@@ -241,6 +250,6 @@ def on_time_of(serving: Serving, slo: SLO | None, cost: RoundCost | None) -> OnT
         slo.ttft,
         slo.tpot,
         prompt_seconds=cost.prefill,
-        step=cost.target(1.0, START_PROMPT),
+        step=lambda running: cost.target(running, running * START_PROMPT, running),
         answer_tokens=serving.answer_tokens,
     )

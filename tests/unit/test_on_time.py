@@ -16,10 +16,10 @@ from codesign.policy.step_time import StepTime
 TTFT, TPOT = 1.0, 0.02 / (1.0 - SPARED)  # it aims at 0.02
 
 
-def on_time(ttft=TTFT, tpot=TPOT, *, answer=21.0) -> OnTime:
+def on_time(ttft=TTFT, tpot=TPOT, *, answer=21.0, step=lambda running: 0.01) -> OnTime:
     """A prompt of n tokens takes n milliseconds; a round 10."""
     seconds = lambda rows, before: rows / 1000.0  # noqa: E731
-    return OnTime(ttft, tpot, prompt_seconds=seconds, step=0.01, answer_tokens=answer)
+    return OnTime(ttft, tpot, prompt_seconds=seconds, step=step, answer_tokens=answer)
 
 
 def queued(number, arrival, prompt, **more) -> QueuedRequest:
@@ -124,6 +124,40 @@ def test_who_has_waited_very_long_has_a_turn_now_and_then():
         joined.append(ids)
     assert [ids[0] for ids in joined].count(0) == 2
     assert joined[TURN][0] == 0
+
+
+def full(running: int) -> OnTime:
+    """So many decode, in rounds of 6 ms and 1 ms more for each, all behind their targets."""
+    policy = on_time(step=lambda number: 0.006 + 0.001 * number)
+    for number in range(running):
+        decoding(policy, number, since=-10.0)
+    for _ in range(200):
+        policy.round_over(0.006 + 0.001 * running, running, running)
+    return policy
+
+
+def test_nobody_joins_a_batch_that_is_too_slow_for_the_target():
+    policy = full(17)  # 23 ms a token, of 22
+    assert chosen(policy, [queued(20, 0.0, 100)], 0.0) == []
+    policy.ended(0)
+    assert chosen(policy, [queued(20, 0.0, 100)], 0.0) == []  # with it there would be 17 again
+    policy.ended(1)
+    assert chosen(policy, [queued(20, 0.0, 100), queued(21, 0.0, 100)], 0.0) == [20]
+    slack = [queued(22, 0.0, 100), queued(23, 0.0, 100, slo_tpot=0.03)]
+    assert chosen(policy, slack, 0.0) == [22, 23]  # its own target
+
+
+def test_late_ones_do_not_join_it_either_while_somebody_waits_for_a_smaller_one():
+    policy = full(17)
+    late, waits = queued(20, -1.0, 50), queued(21, 0.0, 100)
+    assert chosen(policy, [late, waits], 0.0) == []
+    assert chosen(policy, [late], 0.0) == [20]
+
+
+def test_a_target_that_is_too_tight_for_any_batch_makes_nobody_wait():
+    policy = on_time(tpot=0.005, step=lambda number: 0.006 + 0.001 * number)
+    decoding(policy, 0, since=0.0)
+    assert chosen(policy, [queued(1, 0.0, 100)], 0.0) == [1]
 
 
 def test_without_a_target_of_a_kind_nobody_is_late_or_held_up():

@@ -13,7 +13,16 @@ import pytest
 
 from benchmarks.compare_policies import RESULTS
 from benchmarks.pages import reflow
-from benchmarks.policies import crowds, gpu_runs, load_map, measured, pairs, splits
+from benchmarks.policies import (
+    by_targets,
+    crowds,
+    gpu_runs,
+    load_map,
+    measured,
+    pairs,
+    splits,
+    targets_measured,
+)
 from benchmarks.policies.goals import goals_section
 from benchmarks.policies.page import MEASUREMENTS, PAGE, contents, measurements_of
 
@@ -24,10 +33,12 @@ SECTIONS = {
     "pairs": measured.pairs_section,
     "splits": splits.splits_section,
     "crowds": crowds.crowds_section,
+    "by targets": by_targets.by_targets_section,
     "runs": gpu_runs.runs_section,
+    "runs by targets": targets_measured.targets_measured_section,
     "cpu": measured.cpu_section,
 }
-MEASURED = {"runs", "cpu"}  # on the page of what was measured
+MEASURED = {"runs", "runs by targets", "cpu"}  # on the page of what was measured
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +67,7 @@ def test_the_page_stays_short_and_lists_its_sections(page: str) -> None:
 def test_what_was_measured_has_a_page_that_stays_short(results: dict[str, Any]) -> None:
     page = MEASUREMENTS.read_text(encoding="utf-8")
     assert page == measurements_of(results)
-    assert len(page.splitlines()) <= 350
+    assert len(page.splitlines()) <= 380
     assert "SOME OUTPUTS DIFFER" not in page
 
 
@@ -153,6 +164,26 @@ def test_the_burst_is_told_by_the_run_of_most_policies_even_if_a_newer_one_has_i
     newest = {(row.place, row.label): row.run for row in gpu_runs.rows_of(results)}
     assert newest[burst.place, burst.label] != burst.run
     assert f"{burst.found['plain']['num_requests']} requests" in gpu_runs.runs_section(results)
+
+
+def test_what_was_served_by_targets_stands_beside_the_same_requests_served_as_they_came() -> None:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    for first, targets in targets_measured.RUNS.items():
+        about, other = results[f"{first}/about"], results[f"{targets}/about"]
+        assert (about["scheduling"], other["scheduling"]) == ("fcfs", "slo")
+        assert about["tpot"] == other["tpot"]
+    lead = targets_measured.measured_lead(results)
+    assert lead is not None
+    found = {
+        way.rpartition("/")[2].partition(" ")[0]: figures["attainment"]["1.4"]
+        for way, figures in results.items()
+        if way.startswith("ranks-70b-burst-targets-h200x1/code/")
+    }
+    others = max(share for policy, share in found.items() if policy != "batch-tree-16x2x8")
+    assert lead[1][1.4] == pytest.approx(100 * (found["batch-tree-16x2x8"] - others))
+    without = {k: v for k, v in results.items() if not k.startswith("ranks-70b-burst-targets")}
+    section = targets_measured.targets_measured_section(without)
+    assert "70B + 1B" not in section.partition("By targets")[0].partition("| requests")[2]
 
 
 def test_shifted_requests_are_the_same_ones_a_little_earlier_or_later() -> None:
