@@ -67,7 +67,8 @@ Everything here is simulated, except for "The price of deciding". What engines m
 llama-3.1-70b:int4 with llama-3.2-1b:int4,
 acceptance as recorded for the small pair, six kinds of prompt in equal shares, whole prompts
 between rounds, prefix cache and preemption (as in the SpecServe paper). Measured steps are those of
-the shipped fits, of four H200s those that shipped until 27 November, 22:00 UTC: on one group of H200s ranks decode plainly ahead of their host, which makes plain
+the shipped fits, of four H200s those that shipped until 27 November, 22:00 UTC:
+on one group of H200s ranks decode plainly ahead of their host, which makes plain
 rounds 2 to 13 % shorter than those of most [measured runs](policy-measurements.md). "code" is
 bursty and has
 answers of about 20 tokens; "conv" has longer answers, "mooncake" the longest prompts. What each
