@@ -92,7 +92,10 @@ _REMARKS = """\
   file) it is at least 1.1 +- 0.3 points above a chain of one (at 1.4), 1.7 +- 0.1 above tree-8x4x4
   and 2.0 above each of the others at every scale.
   [Measured](policy-measurements.md#measured-by-targets) on one H200 by an earlier rule it is 1.5 to
-  4 points above plain decoding and tree-8x4x4, with no time for the others.
+  4 points above plain decoding and tree-8x4x4 in the 70B's burst at 0.7, with no time for the
+  others, but 1 to 2 below tree-8x4x4 at 1.2, and with an 8B 1 below plain decoding in a burst and
+  24 in overload, where a rule was missing; first come, first served SpecServe is 1.5 points above
+  it at 0.8 in that burst.
 - **Deciding** is measured on the host of four H100s. On the slow core of another machine it takes
   up to 0.2 points more than the goal ("The price of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"

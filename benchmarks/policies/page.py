@@ -37,11 +37,11 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   slower than plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees
   are never slower than SpecServe by more than 2 %. {crowds} Measured from a fifth to twice of
   what plain decoding bears, it has 1.00 to 2.29 of plain decoding's speed with a 70B on one H200,
-  1.04 to 2.04 on two and 1.11 to 1.80 on two H100s; with an 8B 0.98 to 1.12 on one H200, 0.99 to
+  1.04 to 2.04 on two and 1.11 to 1.80 on two H100s; with an 8B 0.98 to 1.14 on one H200, 0.99 to
   1.00 on two and 0.98 to 1.00 on two H100s. With a 70B it was up to 11 % faster than SpecServe;
-  since that predicts what is verified, it is 0.5 % behind to 4 % ahead in five rows. With an 8B
+  since that predicts what is verified, it is 1.2 % behind to 4 % ahead in six rows. With an 8B
   at a fifth of the load it is 4 % faster on "conv" and "mooncake" on one H200 (3 to 8 on an H100),
-  else within 2 % on H200s, which is what its runs are known to.
+  else within 2.3 % on H200s, about what its runs are known to.
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on
   fewer GPUs and with long prompts the GPU that it takes from the target costs more than it gains:

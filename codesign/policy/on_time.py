@@ -7,7 +7,8 @@ target, and the prompts of those who join stall those who decode. Here a request
 2. while the prompts that run before the next round leave those who decode the time to keep their
    TPOT targets. One for one would be no gain: whoever joined so would be the next to be given up;
 3. into a batch whose tokens come in time for it: one that is too slow would stay full of requests
-   that miss their targets from the start, and so hold nobody up;
+   that miss their targets from the start, and so hold nobody up. While somebody has waited very
+   long this does not hold, or a load that is too much for the target would wait for ever;
 4. late, when nobody waits who can be on time, a few prompts at once. Whoever has waited very long
    has a turn now and then, so that nobody waits for ever.
 
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from codesign.policy.batching import QueuedRequest
     from codesign.policy.cost import RoundCost
 
-PATIENCE = 30.0  # times the TTFT target, or seconds without one, after which a request has turns
+# Times the TTFT target, or seconds without one, after which a request has turns. After both a batch
+# may be slower than targets ask for.
+PATIENCE = 30.0
 TURN = 8  # requests that join from one such turn to the next
 AT_ONCE = 0.2  # of the TTFT target, that prompts of late requests may take before a round
 # Of a TPOT target, left as a reserve with a round, as answers end with one: at most half of what
@@ -153,6 +156,8 @@ class OnTime:
             evicted: That have run before, and go first.
         """
         room, chosen = self._room(now), list(evicted)
+        longest = now - waiting[0].arrival if waiting else 0.0
+        may_be_slow = longest > max(self._patience, PATIENCE)
         self._turn = None
         if waiting and self._has_turn(waiting[0], now):
             self._turn = waiting[0].request_id
@@ -163,15 +168,17 @@ class OnTime:
         first = bisect_left(waiting, now - self._ttft, key=attrgetter("arrival"))
         late, first_due = [], math.inf
         running = len(self._decoding) + len(self._ahead) + 1
-        alone, pace = self._pace.of(1), self._pace.of(running + len(chosen))
+        least, pace = self._pace.least(), self._pace.of(running + len(chosen))
         for request in waiting[first:]:
             due, seconds = request.arrival + self._ttft, self._price(request, cached)
             target = self._target(request)
-            if now + seconds > due or alone > target:
+            if now + seconds > due or least > target:
                 late.append(request)
                 continue
             first_due = min(first_due, due)
-            in_time = now + total + seconds <= first_due and pace <= target
+            if total >= room or now + total >= first_due:
+                break  # for all behind it, too
+            in_time = now + total + seconds <= first_due and (pace <= target or may_be_slow)
             if in_time and total + seconds <= room:
                 chosen.append(request)
                 total += seconds

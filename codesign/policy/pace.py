@@ -19,15 +19,20 @@ class Pace:
 
     def __init__(self, step: Callable[[float], float]) -> None:
         self._step = step
-        self._running = 1.0
+        self._share = 1.0  # of a plain round of as many, that a token takes
         self.token = self.round = step(1.0)  # seconds of a token of a request, and of a round
 
     def round_over(self, seconds: float, running: int, emitted: int) -> None:
         """A round took so long, without its prompts, and all emitted so much."""
-        self.token += _MEMORY * (seconds * running / emitted - self.token)
+        token = seconds * running / emitted
+        self.token += _MEMORY * (token - self.token)
         self.round += _MEMORY * (seconds - self.round)
-        self._running += _MEMORY * (running - self._running)
+        self._share += _MEMORY * (token / self._step(float(running)) - self._share)
 
     def of(self, running: int) -> float:
-        """Seconds of a token if so many run: steps of other batches differ as plain ones do."""
-        return self.token * self._step(float(running)) / self._step(self._running)
+        """Seconds of a token if so many run: rounds of other batches differ as plain ones do."""
+        return self._share * self._step(float(running))
+
+    def least(self) -> float:
+        """The same where few run; two may be faster than one that its host delays."""
+        return min(self.of(1), self.of(2))

@@ -300,6 +300,33 @@ def test_everybody_is_served_once_and_memory_is_never_overdrawn(requests, max_ba
     assert sorted(served) == list(range(len(requests)))
 
 
+def test_a_load_that_no_batch_serves_within_the_target_is_served_all_the_same():
+    """One request alone keeps 7.5 ms a token, two do not; ten a second need a batch of many."""
+    step = lambda number: 0.006 + 0.001 * number  # noqa: E731
+    policy = on_time(tpot=0.0075, answer=20.0, step=step)
+    requests = [queued(number, 0.1 * number, 1) for number in range(2000)]
+    batcher = Batcher(requests, BatchLimits(24, 1 << 20), on_time=policy)
+    left, joined_at, now = {}, {}, 0.0
+    while now < requests[-1].arrival:
+        if not left:
+            now = max(now, batcher.next_arrival)
+        for number in batcher.admit(now):
+            joined_at[number], left[number] = now, 3000 if number == 0 else 20  # one long answer
+            batcher.began(number, now)
+        seconds = step(len(left))
+        now += seconds
+        batcher.round_over(seconds, len(left), len(left))
+        for number in list(left):
+            left[number] -= 1
+            if not left[number]:
+                del left[number]
+                batcher.finish(number)
+    longest = max(now - requests[n].arrival for n in range(2000) if n not in joined_at)
+    waited = [at - requests[number].arrival for number, at in joined_at.items()]
+    assert max(*waited, longest) < 3 * PATIENCE
+    assert sum(seconds < TTFT for seconds in waited) > 200
+
+
 def test_nobody_starves_in_an_overload_without_end():
     """Requests of half a second come two and a half times a second; the late ones still join."""
     policy = on_time(tpot=None)
