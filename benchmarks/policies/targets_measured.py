@@ -82,7 +82,7 @@ def _cells(first: Mapping[str, Any], figures: Mapping[str, Any]) -> list[str]:
 def measured_lead(results: Results) -> tuple[str, dict[float, float]] | None:
     """By how many points the batch tree is above the others by targets, by scale.
 
-    In the first row whose burst leaves some in time first come, first served; and its label.
+    In the first row that has the batch tree, the 70B's burst at the least load; with its label.
     """
     for row, found in _both(results):
         if SERIAL in found:
