@@ -179,7 +179,8 @@ def gpu_plan(gpu_fit: Fit) -> Callable[..., Plan]:
         arrival = 0.1 * np.arange(len(prompts))
         meta = header("trace", seed=None)
         write_table(folder / "trace.parquet", pd.DataFrame({"arrival": arrival, **columns}), meta)
-        gpu_fit.save(folder / "fit.json")
+        if not (folder / "fit.json").exists():  # the same for every plan
+            gpu_fit.save(folder / "fit.json")
         values = {
             "target": gpu_fit.target, "draft": gpu_fit.draft, "slo": SLO(), "serving": Serving(),
             "objective": "goodput", "sampling": Sampling(seed=0), "seed": 0, "num_seeds": 1,
