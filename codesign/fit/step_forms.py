@@ -143,7 +143,8 @@ def fit_stairs(shapes: Shapes, *, waits_for_host: bool) -> StepTime:
     Several requests take a constant more than one, which f includes: ranks run ahead by the draft's
     steps of one request, those of several wait for the host.
     Attention goes by parts: requests, or tiles of one request's rows where these are more. How many
-    rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken.
+    rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken,
+    the first of those that no timing tells apart, however a machine rounds.
     In the first bucket blocks are dealt out to requests by powers of two, for ``doubling`` seconds
     each; more rows fill a chip by themselves. Where several requests wait for the host, as a
     draft's do, that hides it.
@@ -152,7 +153,7 @@ def fit_stairs(shapes: Shapes, *, waits_for_host: bool) -> StepTime:
     """
     halves = not waits_for_host
     times = (_stairs(shapes, tile, halves=halves) for tile in TILES)
-    return min(times, key=lambda time: miss(time, shapes))
+    return min(times, key=lambda time: round(miss(time, shapes), 9))
 
 
 def _stairs(shapes: Shapes, tile: int, *, halves: bool) -> StepTime:

@@ -17,7 +17,15 @@ import pytest
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, write_json, write_table
 from codesign.errors import HardwareError, InputError
-from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE, Fit, fit_profile
+from codesign.fit import (
+    ACCEPTANCE_FILE,
+    PROFILE_FILE,
+    STEP_COLUMNS,
+    STEPS_FILE,
+    Fit,
+    fit_profile,
+    step_forms,
+)
 from codesign.fit.children import child_seconds
 from codesign.fit.drift import VISIT, host_spreads, visit_spreads
 from codesign.fit.least_squares import fit_means
@@ -31,7 +39,7 @@ from codesign.fit.round_costs import (
     fit_costs,
     fit_slowdown,
 )
-from codesign.fit.step_forms import Shapes, fit_line, fit_stream_stairs, fit_table
+from codesign.fit.step_forms import Shapes, fit_line, fit_stairs, fit_stream_stairs, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
@@ -280,6 +288,15 @@ def test_the_held_out_error_of_a_wrong_form_is_not_hidden_by_fitting_to_it():
     worst = max(abs(fit_line(shapes)(n, c) / kinked(n, c) - 1) for n in ROWS for c in CONTEXTS)
     assert HeldOut.of(left_out(shapes, fit_line)).max > worst
     assert HeldOut.of(left_out(shapes, fit_table)).max < worst
+
+
+def test_tiles_that_no_timing_tells_apart_are_the_same_however_a_machine_rounds(monkeypatch):
+    shapes = Shapes.of(timings(line, noise=0.0))
+    misses = {0: 0.05, 4: 0.06, 8: 0.05 - 1e-16}
+    monkeypatch.setattr(step_forms, "miss", lambda time, _: misses[time.tile])
+    assert fit_stairs(shapes, waits_for_host=True).tile == 0
+    misses[8] = 0.049
+    assert fit_stairs(shapes, waits_for_host=True).tile == 8
 
 
 def test_residuals_are_the_size_of_the_errors_whatever_share_of_a_fit_each_shape_has():
