@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from benchmarks.campaign.__main__ import make_models
-from benchmarks.campaign.requests import LONG_ANSWER, recorded_prompts
+from benchmarks.campaign.questions import LONG_ANSWER, recorded_prompts
 from benchmarks.campaign.units import find_pair
 from benchmarks.common import need_gpus
 from codesign.artifacts import header, write_table
@@ -44,7 +44,7 @@ def main() -> None:
     settings = ProfileSettings(
         target=target, draft=draft, workers=0, is_quick=True, device="cuda", deployments=("1",)
     )
-    asked = next(recorded_prompts(resolve_model(target)))
+    asked = next(recorded_prompts(resolve_model(target), seed=0))
     asked = [request for request in asked if request.max_new_tokens == LONG_ANSWER]
     plain, deployment = SpeculationSpec(), Deployment(1, 0)
     with RankMeasurer(settings).bench(deployment, BATCH + 1) as bench:

@@ -37,7 +37,8 @@ from typing import IO
 from benchmarks.campaign.asked_sessions import seed_for, sessions
 from benchmarks.campaign.closed_profile import check_machine
 from benchmarks.campaign.expected_seconds import cold_seconds, unit_seconds
-from benchmarks.campaign.requests import SERVED_FILLERS, TRACE
+from benchmarks.campaign.questions import SERVED_FILLERS
+from benchmarks.campaign.requests import TRACE
 from benchmarks.campaign.schedule import (
     Session,
     by_calls,

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.campaign.requests import LONG, kind, request_file
+from benchmarks.campaign.questions import LONG, kind
+from benchmarks.campaign.requests import request_file
 from benchmarks.campaign.units import Workload
 from codesign.artifacts import read_table
 from codesign.config import SLO, Serving, parse_deployment

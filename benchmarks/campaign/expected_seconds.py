@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks import eight_predictions
-from benchmarks.campaign.requests import LONG_ANSWER, NUM_LONG, RECORDED_TOKENS
+from benchmarks.campaign.questions import LONG_ANSWER, NUM_LONG, RECORDED_TOKENS
 from benchmarks.campaign.units import Pair, Unit
 from benchmarks.this_device import this_device
 from codesign.config import parse_deployment

@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.campaign.alone import rounds_per_token
 from benchmarks.campaign.prompt_luck import PromptLuck, prompt_luck
-from benchmarks.campaign.requests import alike, as_served, recorded_questions, tokens_of
+from benchmarks.campaign.questions import as_served, recorded_questions
+from benchmarks.campaign.requests import alike, tokens_of
 from benchmarks.campaign.units import Workload
 from codesign.fit import Fit
 from codesign.plan import Plan

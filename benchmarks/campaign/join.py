@@ -29,14 +29,9 @@ from benchmarks.campaign.chosen_plan import (
 from benchmarks.campaign.closed_profile import closed_profile, keep_machine
 from benchmarks.campaign.intervals import likely, likely_replay, luck_of, times_sigma
 from benchmarks.campaign.prompt_luck import PromptLuck
+from benchmarks.campaign.questions import of_questions, served_questions
 from benchmarks.campaign.replays import NUM_DRAWS, replay_draws
-from benchmarks.campaign.requests import (
-    of_questions,
-    request_file,
-    seed_of,
-    served_questions,
-    tokens_of,
-)
+from benchmarks.campaign.requests import request_file, seed_of, tokens_of
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.schedule import SESSIONS
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload

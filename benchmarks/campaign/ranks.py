@@ -20,7 +20,8 @@ import pandas as pd
 
 from benchmarks.campaign.blind import keep_blind
 from benchmarks.campaign.expected_seconds import RECORDING, unit_seconds
-from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
+from benchmarks.campaign.questions import recorded_prompts
+from benchmarks.campaign.requests import bound, load_requests
 from benchmarks.campaign.schedule import note_session, phase_file
 from benchmarks.campaign.task import Task
 from benchmarks.campaign.units import BATCH, Unit, unit
@@ -144,7 +145,7 @@ class Measuring:
         """Acceptance on prompts like those that the runs serve, and none of them."""
         target, plain = resolve_model(self._session.pair.models[0]), SpeculationSpec()
         frames, start = [], perf_counter()
-        for requests in recorded_prompts(target, share=self._task.recorded):
+        for requests in recorded_prompts(target, seed=self._task.seed, share=self._task.recorded):
             if frames and perf_counter() - start > RECORDING:
                 break
             run = bench.serve(

@@ -10,8 +10,14 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from benchmarks.campaign import __main__, asked_sessions, expected_seconds, schedule, units
-from benchmarks.campaign import requests as campaign_requests
+from benchmarks.campaign import (
+    __main__,
+    asked_sessions,
+    expected_seconds,
+    questions,
+    schedule,
+    units,
+)
 from benchmarks.campaign.closed_profile import check_machine
 from codesign.artifacts import header, write_table
 from codesign.config import parse_deployment
@@ -195,7 +201,7 @@ def test_each_pair_serves_requests_of_its_own_where_a_seed_is_named(tmp_path):
     for words, seeds in (([], [0, 0, 0, 0, 0, 0]), (["--seed", "2"], [2, 3, 4, 5, 6, 2])):
         args = __main__.parse(words)
         assert [asked_sessions.seed_for(args, pair) for pair in (*inflated, own, other)] == seeds
-    most = len(campaign_requests.SERVED_FILLERS) - len(units.PAIRS)
+    most = len(questions.SERVED_FILLERS) - len(units.PAIRS)
     with pytest.raises(SystemExit):
         __main__.parse(["--seed", str(most)])
     assert asked_sessions.seed_for(__main__.parse(["--seed", str(most - 1)]), own) < most + len(

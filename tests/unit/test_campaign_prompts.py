@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.campaign import expected_seconds, ranks, schedule, units
+from benchmarks.campaign import expected_seconds, questions, ranks, schedule, units
 from benchmarks.campaign import requests as campaign_requests
 from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.config import Deployment
@@ -21,12 +21,12 @@ from codesign.traces import Trace, write_parquet
 
 
 def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tiny_models):
-    first, *more = campaign_requests.recorded_prompts(tiny_models[0])
+    first, *more = questions.recorded_prompts(tiny_models[0], seed=0)
     recorded = [r for group in (first, *more) for r in group]
-    served = campaign_requests.served_prompts(tiny_models[0], units.STREAM, seed=0)
+    served = questions.served_prompts(tiny_models[0], units.STREAM, seed=0)
     assert len(served) == units.STREAM.requests == 24
     more_of_them = replace(units.STREAM, requests=48)
-    twice = campaign_requests.served_prompts(tiny_models[0], more_of_them, seed=0)
+    twice = questions.served_prompts(tiny_models[0], more_of_them, seed=0)
     assert twice[:24] == served
     assert len({r.prompt_ids for r in twice}) == 48
     assert not {r.prompt_ids for r in recorded} & {r.prompt_ids for r in twice}
@@ -40,24 +40,39 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
         assert kinds.count(category) == 16
         assert [r.category for r in served].count(category) == 4
     assert len({r.category for r in served[:6]}) == 6  # a grid that is cut short stays balanced
-    assert kinds.count(campaign_requests.LONG) == 12
-    [fewer] = campaign_requests.recorded_prompts(tiny_models[0], share=0.25)
+    assert kinds.count(questions.LONG) == 12
+    [fewer] = questions.recorded_prompts(tiny_models[0], seed=0, share=0.25)
     assert len(fewer) == 24 + 12
-    assert sum(r.max_new_tokens == campaign_requests.LONG_ANSWER for r in fewer) == 12
-    questions = {r.prompt_ids[-20:] for r in recorded}
-    assert {r.prompt_ids[-20:] for r in served} <= questions
-    seen = {r.prompt_ids for r in (*recorded, *twice)}
-    for seed in range(1, len(campaign_requests.SERVED_FILLERS)):
-        other = campaign_requests.served_prompts(tiny_models[0], units.STREAM, seed=seed)
-        assert [r.category for r in other] == [r.category for r in served]
-        assert {r.prompt_ids[-20:] for r in other} <= questions
+    assert sum(r.max_new_tokens == questions.LONG_ANSWER for r in fewer) == 12
+    asked = {r.prompt_ids[-20:] for r in recorded}
+    assert {r.prompt_ids[-20:] for r in served} <= asked
+    seen = {r.prompt_ids for r in twice}
+    for seed in range(1, len(questions.SERVED_FILLERS)):
+        other = questions.served_prompts(tiny_models[0], more_of_them, seed=seed)
+        assert [r.category for r in other] == [r.category for r in twice]
+        assert {r.prompt_ids[-20:] for r in other} <= asked
         assert not seen & {r.prompt_ids for r in other}
         seen |= {r.prompt_ids for r in other}
+        groups = questions.recorded_prompts(tiny_models[0], seed=seed)
+        assert not {r.prompt_ids for g in groups for r in g} & {r.prompt_ids for r in other}
+
+
+def test_every_material_begins_elsewhere_and_in_another_order_with_each_seed():
+    found = [questions.materials(seed) for seed in range(len(questions.SERVED_FILLERS))]
+    for served, materials in zip(questions.SERVED_FILLERS, found, strict=True):
+        amounts, fillers = zip(*materials, strict=True)
+        assert len(set(fillers)) == len(materials) == 16
+        assert min(abs(filler - served) for filler in fillers) > questions.APART
+        assert set(fillers) < set(range(1, 24))  # none is the question itself
+        for start in range(0, 16, 4):  # whatever is recorded last, each amount has its share
+            assert sorted(amounts[start : start + 4]) == [16, 32, 48, 64]
+    assert len({tuple(materials[:4]) for materials in found}) == len(found)
+    assert found[3] == questions.materials(3)
 
 
 def test_each_question_has_two_long_answers_and_each_of_the_first_materials_as_many(tiny_models):
-    recorded = [r for group in campaign_requests.recorded_prompts(tiny_models[0]) for r in group]
-    long = [r.request_id for r in recorded if r.max_new_tokens == campaign_requests.LONG_ANSWER]
+    recorded = [r for group in questions.recorded_prompts(tiny_models[0], seed=0) for r in group]
+    long = [r.request_id for r in recorded if r.max_new_tokens == questions.LONG_ANSWER]
     assert {r.max_new_tokens for r in recorded} == {48, 192}
     assert Counter(number % 24 for number in long) == dict.fromkeys(range(24), 2)
     assert Counter(number // 24 for number in long) == dict.fromkeys(range(4), 12)
@@ -96,11 +111,11 @@ def test_acceptance_is_recorded_of_more_prompts_as_long_as_there_is_time(monkeyp
 
     monkeypatch.setattr(ranks, "perf_counter", lambda: now[0])
     monkeypatch.setattr(ranks, "resolve_model", lambda name: name)
-    monkeypatch.setattr(ranks, "recorded_prompts", lambda target, *, share: iter(groups))
+    monkeypatch.setattr(ranks, "recorded_prompts", lambda target, *, seed, share: iter(groups))
     monkeypatch.setattr(ranks, "rank_outputs", table)
     measuring = object.__new__(ranks.Measuring)
     measuring._session = SimpleNamespace(pair=SimpleNamespace(models=("target", "draft")))
-    measuring._task = SimpleNamespace(recorded=1.0)
+    measuring._task = SimpleNamespace(recorded=1.0, seed=3)
     found = measuring._record(SimpleNamespace(serve=serve), Deployment(2))
     assert served == found["request"].tolist() == [0, 1, 2]
 
@@ -182,7 +197,7 @@ def test_requests_that_are_shorter_than_their_question_ask_it_bare(tiny_models):
 
 
 def test_recorded_requests_are_known_by_their_question(tiny_models):
-    prompts = [r for group in campaign_requests.recorded_prompts(tiny_models[0]) for r in group]
+    prompts = [r for group in questions.recorded_prompts(tiny_models[0], seed=0) for r in group]
     recording = Recording(0, np.array([0]), np.array([[-1.0]]))
     kinds = {p.category for p in prompts}
     profile = AcceptanceProfile(
@@ -193,29 +208,22 @@ def test_recorded_requests_are_known_by_their_question(tiny_models):
             for kind in kinds
         }
     )
-    asked = campaign_requests.recorded_questions(profile)
-    amounts = len(campaign_requests.MATERIALS)
-    assert amounts == len(set(campaign_requests.MATERIALS)) == 16
-    for row in range(4):  # whatever is recorded last, each amount and each filler has its share
-        amount, filler = zip(*campaign_requests.MATERIALS[4 * row : 4 * row + 4], strict=True)
-        assert (sorted(amount), sorted(filler)) == (
-            [16, 32, 48, 64],
-            sorted(campaign_requests.FILLERS),
-        )
+    asked = questions.recorded_questions(profile)
+    amounts = len(questions.materials(0))
     by_question = [[p for p in prompts if asked.get(p.request_id) == q] for q in range(24)]
     assert all(len(group) == amounts for group in by_question)
     for group in by_question:
         endings = {tuple(p.prompt_ids[-8:]) for p in group}
         assert len(endings) == 1
         assert len({p.prompt_ids for p in group}) == amounts
-        assert campaign_requests.LONG not in {p.category for p in group}
+        assert questions.LONG not in {p.category for p in group}
 
 
 @pytest.mark.parametrize("count", [6, 18, 24, 48])
 def test_predictions_have_the_recordings_of_the_questions_that_are_served(tiny_models, count):
     workload = replace(units.BATCH, requests=count)
-    served = campaign_requests.served_prompts(tiny_models[0], workload, seed=3)
-    prompts = [r for group in campaign_requests.recorded_prompts(tiny_models[0]) for r in group]
+    served = questions.served_prompts(tiny_models[0], workload, seed=3)
+    prompts = [r for group in questions.recorded_prompts(tiny_models[0], seed=0) for r in group]
     recording = Recording(0, np.array([0]), np.array([[-1.0]]))
     profile = AcceptanceProfile(
         {
@@ -225,11 +233,11 @@ def test_predictions_have_the_recordings_of_the_questions_that_are_served(tiny_m
             for kind in {p.category for p in prompts}
         }
     )
-    asked = campaign_requests.served_questions(count)
+    asked = questions.served_questions(count)
     assert len(asked) == min(count, 24)
-    found = campaign_requests.of_questions(profile, asked)
+    found = questions.of_questions(profile, asked)
     kept = {r.request for group in found.recordings.values() for r in group}
     endings = {p.prompt_ids[-30:] for p in served}
     for prompt in prompts:
-        is_long = prompt.category == campaign_requests.LONG
+        is_long = prompt.category == questions.LONG
         assert (prompt.request_id in kept) == (is_long or prompt.prompt_ids[-30:] in endings)
