@@ -75,11 +75,10 @@ _REMARKS = """\
 - **Goodput.** By the steps of the morning of 27 November it was 0.982 in the bursts of "code",
   which leave 9 % of the requests within the SLO, and of one sequence of arrivals alone 0.908; of
   forty others 1.002, known to 0.009.
-- **24 at once.** 0.969 and 0.979 are one case of 432 each, on four H200s, whose steps are those of
-  26 November less what int8 heads save; the lowest were 0.980 and 0.984 before that was taken off.
-  With drafts' steps 5 us shorter the first is 0.992, and another seed of it 0.978: which requests
-  meet is luck. On average the batch tree is 0.2 % faster than SpecServe, and 1.0 % than plain
-  decoding.
+- **16 to 48 at once**, on four H200s: until 27 November, by the steps of the day before less what
+  int8 heads save, the lowest were 0.969 and 0.979, one case of 432 each. Which requests meet is
+  luck: with drafts' steps 5 us shorter the first was 0.992. On average the batch tree is 0.2 %
+  faster than SpecServe, and 0.7 % than plain decoding.
 - **A chain of one** on "code" at 0.7 and 1.2 with 70B + 1B is 0.3 and 0.5 % faster than plain
   decoding since heads are int8, SpecServe 0.1 % slower and 0.2 % faster. It would be as fast as the
   chain if a draft's prompt had to save 1.5 times what it takes, which loses more elsewhere

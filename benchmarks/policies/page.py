@@ -48,8 +48,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   with an 8B on four it is 9 % faster at a load of 0.1 and level at 0.3 by the steps of 27
   November, with int8 heads (simulated), and loses from 0.7 on; on H100s with bf16 heads two runs
   gained 0.5 and 7 % at 0.1 and lost 12 and 10 at 0.3 (measured). On one and the same split it is
-  more than 2 % slower than SpecServe in three of 48 cases (of the 72B, 3.5 % at most), and
-  nowhere 2 % behind in goodput (simulated).
+  nowhere more than 2 % slower than SpecServe in 48 cases (0.980 at least, of the 72B), nor
+  2 % behind in goodput (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.39 of plain decoding's speed. In overload
   with a large draft (3B) it gains 11 to 12 % but for "code". In simulated overload with a 70B the
@@ -67,8 +67,7 @@ Everything here is simulated, except for "The price of deciding". What engines m
 llama-3.1-70b:int4 with llama-3.2-1b:int4,
 acceptance as recorded for the small pair, six kinds of prompt in equal shares, whole prompts
 between rounds, prefix cache and preemption (as in the SpecServe paper). Measured steps are those of
-the shipped fits, of four H200s those that shipped until 27 November, 22:00 UTC:
-on one group of H200s ranks decode plainly ahead of their host, which makes plain
+the shipped fits: on one group of H200s ranks decode plainly ahead of their host, which makes plain
 rounds 2 to 13 % shorter than those of most [measured runs](policy-measurements.md). "code" is
 bursty and has
 answers of about 20 tokens; "conv" has longer answers, "mooncake" the longest prompts. What each
