@@ -13,8 +13,8 @@ on with them. With both, --plans says how many runs of each deployment come firs
     python -m benchmarks.campaign --out campaign --pair llama-3-8b+llama-3.2-1b \\
         --deployments 2,1+1 --plans 6,2,1 --seed 1
 
---seed serves other prompts than most campaigns did; the result names it. A call ends by itself
-before its seconds are over, with 130 if there is more to do.
+--seed serves and records other prompts than most campaigns did; the result names it. A call ends by
+itself before its seconds are over, with 130 if there is more to do.
 
 The first calls need the GPUs (or --device cpu-ranks, which needs none), and the small models of
 ``codesign models fetch``; nothing large is downloaded. --join predicts every run from the profile
@@ -84,7 +84,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=float, default=1.0, help="times those of a workload (1)")
     parser.add_argument(
         "--seed", type=int, choices=range(len(SERVED_FILLERS) - len(PAIRS)), metavar="N",
-        help="of the requests served by the first pair; each pair has its own (all the same)",
+        help="of what the first pair serves and records; each pair has its own (all the same)",
     )  # fmt: skip
     parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
     parser.add_argument("--profile-only", action="append", default=[], metavar="TARGET+DRAFT")

@@ -66,7 +66,7 @@ def size_of(args: argparse.Namespace, wanted: Wanted) -> Size:
 
 
 def seed_for(args: argparse.Namespace, pair: Pair) -> int:
-    """Of the requests that a pair serves: each pair of ``PAIRS`` its own, if one is named."""
+    """Of what a pair serves and records: each pair of ``PAIRS`` its own, if one is named."""
     if args.seed is None:
         return 0
     return args.seed + (PAIRS.index(pair) if pair in PAIRS else 0)

@@ -26,10 +26,10 @@ from codesign.prompts.pool import EncodeChat
 
 # Tokens of material in front of a question, of requests that are served and of those recorded.
 SERVED_MATERIAL, RECORDED_MATERIAL = (40, 56), (16, 32, 48, 64)
-# How many questions further on the material begins, of requests that are served: by their seed. (So
-# many further on were recordings until 28 November, of each of which there were four amounts.)
+# How many questions further on the material of served requests begins, by their seed. (Until
+# 28 November 2026 recordings were behind 1, 7, 13 and 19, and served ones of seed 0 behind 1.)
 SERVED_FILLERS = tuple(number for number in range(1, 23) if number not in (7, 13, 19))
-NUM_MATERIALS, APART = 16, 2
+NUM_MATERIALS, APART = 16, 1
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS, LONG_ANSWER = 48, 192
 NUM_LONG = 2  # of the first materials' answers to each question have LONG_ANSWER tokens
@@ -51,14 +51,16 @@ def materials(seed: int) -> list[tuple[int, int]]:
     """Tokens of each recorded material, and how many questions further on it begins.
 
     Each begins elsewhere, as what a text does to the answers behind it is luck, and none with a
-    text near those that requests of this seed have. Each seed has its own order: where there is
-    time for a few only, no campaign has the luck of another.
+    text next to the one that requests of this seed have. Neighbours have other amounts: material
+    ends with whole texts, so that of one amount they may be the same. Each seed has its own order,
+    so that four of them are others in each campaign; all sixteen are most that there are.
     """
-    count, served = len(load_prompts("run")), SERVED_FILLERS[seed]
+    count, served, kinds = len(load_prompts("run")), SERVED_FILLERS[seed], len(RECORDED_MATERIAL)
     others = [n for n in range(1, count) if abs(n - served) > APART]
-    order = np.random.default_rng(seed).permutation(others)[:NUM_MATERIALS].tolist()
-    amounts = RECORDED_MATERIAL * (NUM_MATERIALS // len(RECORDED_MATERIAL))
-    return list(zip(amounts, order, strict=True))
+    order = np.random.default_rng(seed).permutation(others).tolist()
+    columns = [[n for n in order if n % kinds == kind] for kind in range(kinds)]
+    rows = zip(*(column[: NUM_MATERIALS // kinds] for column in columns), strict=True)
+    return [pair for row in rows for pair in zip(RECORDED_MATERIAL, row, strict=True)]
 
 
 def recorded_prompts(
@@ -96,7 +98,7 @@ def recorded_prompts(
 
 
 def _is_long(material: int, question: int) -> bool:
-    """Half of those behind each of the first: the luck of two would be in every campaign."""
+    """Half of those behind each of the first few: late answers of two groups have more luck."""
     first = len(RECORDED_MATERIAL)
     return material < first and (material + question) % first < NUM_LONG
 

@@ -25,7 +25,7 @@ class Task:
         size: Of the grid; None for none.
         is_quick: Of the profile.
         recorded: Share of the prompts whose acceptance is recorded.
-        seed: Of the requests that are served.
+        seed: Of the requests that are served, and of those that are recorded.
     """
 
     out: str

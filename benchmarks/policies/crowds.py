@@ -147,11 +147,11 @@ SpecServe's speed.{_goodput(cases)} By the code of noon of 26 November {TUNED} a
 0.92 and 0.93: it read prompts that just paid, and repeated rounds slower than plain ones.
 
 Requests [take turns](policies.md#turns) here, in plain decoding as in pauses. Without turns plain
-decoding itself is 5 % slower on average, and 36 % at most ({TUNED} at once, "conv" at 1), and 6 of
-864 speeds are below {NEEDED}, the least 0.966: a few milliseconds of drafting then lead from 16
-requests to a 17th, whose rounds take 1.8 times as long, and the queue stays. With turns they are 3,
-and none where a draft's prompt has to save twice what it takes instead of 1.5 times, or one to two
-times, more the more requests pay."""
+decoding itself was 5 % slower on average, and 36 % at most ({TUNED} at once, "conv" at 1), and 6 of
+864 speeds were below {NEEDED}, the least 0.966: a few milliseconds of drafting then lead from 16
+requests to a 17th, whose rounds take 1.8 times as long, and the queue stays. With turns they were
+3, and none where a draft's prompt has to save twice what it takes instead of 1.5 times, or one to
+two times, more the more requests pay (all by the steps of 26 November)."""
 
 
 def _row(cases: Cases, traces: Sequence[str]) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from codesign.planner.search_space import search_space
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 
 NUM_PROBLEMS = 200
-NUM_PARTS = 40  # of about 20 seconds: a loaded machine must not run into the limit of a test
+NUM_PARTS = 40  # of 10 to 20 seconds: a loaded machine must not run into the limit of a test
 NUM_PROFILES = 5  # drafts; their policies are played once for all problems
 POLICIES = ("plain", "chain-1", "chain-2", "chain-4", "tree-4x2x2", "async-tree-4x2x2")
 SERVING = Serving(max_kv_tokens=3000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -54,7 +55,9 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
         assert not seen & {r.prompt_ids for r in other}
         seen |= {r.prompt_ids for r in other}
         groups = questions.recorded_prompts(tiny_models[0], seed=seed)
-        assert not {r.prompt_ids for g in groups for r in g} & {r.prompt_ids for r in other}
+        recorded = [r.prompt_ids for group in groups for r in group]
+        assert len(set(recorded)) == len(recorded)
+        assert not set(recorded) & {r.prompt_ids for r in other}
 
 
 def test_every_material_begins_elsewhere_and_in_another_order_with_each_seed():
@@ -66,6 +69,8 @@ def test_every_material_begins_elsewhere_and_in_another_order_with_each_seed():
         assert set(fillers) < set(range(1, 24))  # none is the question itself
         for start in range(0, 16, 4):  # whatever is recorded last, each amount has its share
             assert sorted(amounts[start : start + 4]) == [16, 32, 48, 64]
+        for (amount, filler), (other, further) in itertools.combinations(materials, 2):
+            assert amount != other or abs(filler - further) > 3  # else both may end alike
     assert len({tuple(materials[:4]) for materials in found}) == len(found)
     assert found[3] == questions.materials(3)
 
