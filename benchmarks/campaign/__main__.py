@@ -37,7 +37,7 @@ from typing import IO
 from benchmarks.campaign.asked_sessions import seed_for, sessions
 from benchmarks.campaign.closed_profile import check_machine
 from benchmarks.campaign.expected_seconds import cold_seconds, unit_seconds
-from benchmarks.campaign.questions import SERVED_FILLERS
+from benchmarks.campaign.questions import MOST_TIMES, SERVED_FILLERS
 from benchmarks.campaign.requests import TRACE
 from benchmarks.campaign.schedule import (
     Session,
@@ -95,6 +95,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if args.plans and not args.deployments:
         parser.error("--plans needs --deployments: a schedule has numbers of its own")
+    if not 0 < args.requests <= MOST_TIMES:
+        parser.error(f"--requests is above 0 and {MOST_TIMES} at most: there are no other prompts")
     return args
 
 

@@ -30,6 +30,7 @@ SERVED_MATERIAL, RECORDED_MATERIAL = (40, 56), (16, 32, 48, 64)
 # 28 November 2026 recordings were behind 1, 7, 13 and 19, and served ones of seed 0 behind 1.)
 SERVED_FILLERS = tuple(number for number in range(1, 23) if number not in (7, 13, 19))
 NUM_MATERIALS, APART = 16, 1
+MOST_TIMES = 4  # that each question is served
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS, LONG_ANSWER = 48, 192
 NUM_LONG = 2  # of the first materials' answers to each question have LONG_ANSWER tokens
@@ -41,22 +42,38 @@ def served_prompts(target: Path, workload: Workload, *, seed: int) -> list[Bound
     """Each kind of question in turn, all there from the start, and again behind more material."""
     turns = -(-workload.requests // len(load_prompts("run")))
     encode = _encoder(target)
-    tokens, filler = workload.output_tokens, SERVED_FILLERS[seed]
-    asked = [_behind(encode, amount, tokens, filler) for amount in SERVED_MATERIAL[:turns]]
+    asked = [
+        _behind(encode, amount, workload.output_tokens, filler)
+        for amount, filler in served_materials(seed)[:turns]
+    ]
     found = [request for group in asked for request in _mixed(group)]
     return _numbered(found[: workload.requests])
+
+
+def served_materials(seed: int) -> list[tuple[int, int]]:
+    """The same of each time that a question is served: a second text from the third time on.
+
+    That one is another seed's first. It is ten questions away, so that ``materials`` has as many
+    texts of each amount left.
+    """
+    first = SERVED_FILLERS[seed]
+    texts = first, first + 10 if first <= 12 else first - 10
+    return [(amount, text) for text in texts for amount in SERVED_MATERIAL]
 
 
 def materials(seed: int) -> list[tuple[int, int]]:
     """Tokens of each recorded material, and how many questions further on it begins.
 
     Each begins elsewhere, as what a text does to the answers behind it is luck, and none with a
-    text next to the one that requests of this seed have. Neighbours have other amounts: material
-    ends with whole texts, so that of one amount they may be the same. Each seed has its own order,
-    so that four of them are others in each campaign; all sixteen are most that there are.
+    text that requests of this seed have, or next to the first of these. Neighbours have other
+    amounts: material ends with whole texts, so that of one amount they may be the same. Each seed
+    has its own order, so that the first four are others in each campaign; all 16 are most of what
+    there is.
     """
-    count, served, kinds = len(load_prompts("run")), SERVED_FILLERS[seed], len(RECORDED_MATERIAL)
-    others = [n for n in range(1, count) if abs(n - served) > APART]
+    count, kinds = len(load_prompts("run")), len(RECORDED_MATERIAL)
+    served = {text for _, text in served_materials(seed)}
+    near = abs(np.arange(count) - SERVED_FILLERS[seed]) <= APART
+    others = [n for n in range(1, count) if n not in served and not near[n]]
     order = np.random.default_rng(seed).permutation(others).tolist()
     columns = [[n for n in order if n % kinds == kind] for kind in range(kinds)]
     rows = zip(*(column[: NUM_MATERIALS // kinds] for column in columns), strict=True)

@@ -193,6 +193,11 @@ def test_plans_are_three_numbers_and_of_named_deployments(plans, capsys):
         with pytest.raises(SystemExit):
             __main__.parse(words)
     assert "--plans needs --deployments" in capsys.readouterr().err
+    for times in ("0", "4.1"):
+        with pytest.raises(SystemExit):
+            __main__.parse(["--requests", times])
+        assert "--requests is above 0 and 4 at most" in capsys.readouterr().err
+    assert __main__.parse(["--requests", "4"]).requests == questions.MOST_TIMES
 
 
 def test_each_pair_serves_requests_of_its_own_where_a_seed_is_named(tmp_path):

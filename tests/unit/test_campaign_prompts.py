@@ -47,6 +47,11 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
     assert sum(r.max_new_tokens == questions.LONG_ANSWER for r in fewer) == 12
     asked = {r.prompt_ids[-20:] for r in recorded}
     assert {r.prompt_ids[-20:] for r in served} <= asked
+    most = replace(units.STREAM, requests=24 * questions.MOST_TIMES)
+    often = [r.prompt_ids for r in questions.served_prompts(tiny_models[0], most, seed=0)]
+    assert len(set(often)) == len(often) == 96
+    assert often[:48] == [r.prompt_ids for r in twice]
+    assert not set(often) & {r.prompt_ids for r in recorded}
     seen = {r.prompt_ids for r in twice}
     for seed in range(1, len(questions.SERVED_FILLERS)):
         other = questions.served_prompts(tiny_models[0], more_of_them, seed=seed)
@@ -62,8 +67,9 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
 
 def test_every_material_begins_elsewhere_and_in_another_order_with_each_seed():
     found = [questions.materials(seed) for seed in range(len(questions.SERVED_FILLERS))]
-    for served, materials in zip(questions.SERVED_FILLERS, found, strict=True):
+    for seed, (served, materials) in enumerate(zip(questions.SERVED_FILLERS, found, strict=True)):
         amounts, fillers = zip(*materials, strict=True)
+        assert not set(fillers) & {text for _, text in questions.served_materials(seed)}
         assert len(set(fillers)) == len(materials) == 16
         assert min(abs(filler - served) for filler in fillers) > questions.APART
         assert set(fillers) < set(range(1, 24))  # none is the question itself
