@@ -45,11 +45,11 @@ class Result:
 
 
 def goals(results: Sequence[Result]) -> str:
-    """Every goal, and what each pair reached."""
+    """What each pair reached, and what is behind it."""
     heads = ["", "goal", *(result.name for result in results)]
     rows = [
-        ["decode speed, one stream, mean error", "3 %", *map(mean_error, results)],
-        ["the same, worst", "8 %", *map(worst_error, results)],
+        ["decode speed, one stream, mean error", "3 %", *(percent(mean_error(r)) for r in results)],
+        ["the same, worst", "8 %", *(percent(worst_error(r)) for r in results)],
         ["the same, acceptance known", "", *map(_known_error, results)],
         [
             "the same, rounds without prompts",
@@ -57,13 +57,13 @@ def goals(results: Sequence[Result]) -> str:
             *(_between(r, PREDICTED) for r in results),
         ],
         ["the same, acceptance known too", "", *(_between(r, KNOWN) for r in results)],
-        ["acceptance length, mean error", "3 %", *map(length_error, results)],
+        ["acceptance length, mean error", "3 %", *map(_length_error, results)],
         ["round time, one stream, mean error", "", *(_round_error(r) for r in results)],
         *(
             [
                 f"span: {span.replace('_', ' ')}, mean error",
                 "10 %",
-                *(span_error(r, span) for r in results),
+                *(percent(span_error(r, span)) for r in results),
             ]
             for span in SPANS
         ),
@@ -71,7 +71,7 @@ def goals(results: Sequence[Result]) -> str:
             [
                 f"replay: {name.replace('_', ' ').upper()}, worst error",
                 "10 %",
-                *_replay(results, name),
+                *(_worst_replay(r, name) for r in results),
             ]
             for name in REPLAYED
         ),
@@ -92,12 +92,12 @@ def goals(results: Sequence[Result]) -> str:
             "0.95",
             *(_plan(r, "segment", "correlation") for r in results),
         ],
-        ["coverage of 80 % intervals", "70 to 90 %", *map(coverage, results)],
+        ["coverage of 80 % intervals", "70 to 90 %", *map(_coverage, results)],
         *_usual_coverage(results),
         *_known_intervals(results),
         ["runs", "", *(str(len(r.runs())) for r in results)],
     ]
-    return "### Goals\n\n" + table(heads, rows)
+    return "### By pair\n\n" + table(heads, rows)
 
 
 def error_of(figure: Sequence[float], place: int = PREDICTED) -> float | None:
@@ -128,14 +128,14 @@ def _speeds(result: Result, place: int = PREDICTED) -> list[float]:
     return [abs(speed_error(e)) for e, _ in errors(result.runs("stream"), "tpot_mean", place)]
 
 
-def mean_error(result: Result) -> str:
+def mean_error(result: Result) -> float | None:
     """Of one stream's decode speed."""
-    return percent(_mean(_speeds(result)))
+    return _mean(_speeds(result))
 
 
-def worst_error(result: Result) -> str:
+def worst_error(result: Result) -> float | None:
     """Of one stream's decode speed."""
-    return percent(max(_speeds(result), default=None))
+    return max(_speeds(result), default=None)
 
 
 def _known_error(result: Result) -> str:
@@ -147,14 +147,14 @@ def _between(result: Result, place: int) -> str:
     return f"{percent(_mean(sizes))}, worst {percent(max(sizes, default=None))}"
 
 
-def length_error(result: Result) -> str:
+def length_error(result: Result, place: int = PREDICTED) -> float | None:
     """Mean error of the acceptance length of streams and batches."""
     runs = [r for r in result.runs("stream", "batch") if not r["label"].startswith("plain")]
-    sizes, known = (
-        _mean([abs(e) for e, _ in errors(runs, "acceptance_length", place)])
-        for place in (PREDICTED, KNOWN)
-    )
-    return percent(sizes) + ("" if known is None else f" ({percent(known)} known)")
+    return _mean([abs(e) for e, _ in errors(runs, "acceptance_length", place)])
+
+
+def _length_error(result: Result) -> str:
+    return _beside_known(length_error(result), length_error(result, KNOWN), percent)
 
 
 def _round_error(result: Result) -> str:
@@ -172,21 +172,19 @@ def span_errors(result: Result, span: str, *workloads: str) -> list[float]:
     return found
 
 
-def span_error(result: Result, span: str) -> str:
+def span_error(result: Result, span: str) -> float | None:
     """Mean error of a span of streams and batches."""
-    return percent(_mean(span_errors(result, span, "stream", "batch")))
+    return _mean(span_errors(result, span, "stream", "batch"))
 
 
-def _replay(results: Sequence[Result], name: str) -> list[str]:
-    return [_worst_replay(result, name) for result in results]
+def replay_error(result: Result, name: str, place: int = PREDICTED) -> float | None:
+    """Worst error of a latency of replays."""
+    return max((abs(e) for e, _ in errors(result.runs("segment"), name, place)), default=None)
 
 
 def _worst_replay(result: Result, name: str) -> str:
-    worst, known = (
-        max((abs(e) for e, _ in errors(result.runs("segment"), name, place)), default=None)
-        for place in (PREDICTED, KNOWN)
-    )
-    return _beside_known(worst, known, percent)
+    found = replay_error(result, name), replay_error(result, name, KNOWN)
+    return _beside_known(*found, percent)
 
 
 def _beside_known(
@@ -196,15 +194,15 @@ def _beside_known(
     return shown(worst) + ("" if known is None else f" ({shown(known)} known)")
 
 
+def attainment_error(result: Result, place: int = PREDICTED) -> float | None:
+    """Worst error of the share of a replay's requests that met the SLO."""
+    found = [run["figures"].get("slo_attainment", ()) for run in result.runs("segment")]
+    return max((abs(f[place] - f[MEASURED]) for f in found if len(f) > place), default=None)
+
+
 def _attainment(result: Result) -> str:
-    found = [
-        figure for run in result.runs("segment") if (figure := run["figures"].get("slo_attainment"))
-    ]
-    worst, known = (
-        max((abs(f[place] - f[MEASURED]) * 100.0 for f in found if len(f) > place), default=None)
-        for place in (PREDICTED, KNOWN)
-    )
-    return _beside_known(worst, known, lambda points: "-" if points is None else f"{points:.1f}")
+    found = attainment_error(result), attainment_error(result, KNOWN)
+    return _beside_known(*found, lambda error: "-" if error is None else f"{error * 100.0:.1f}")
 
 
 def _plan(result: Result, workload: str, name: str) -> str:
@@ -224,10 +222,14 @@ def _redrawn(results: Sequence[Result]) -> list[list[str]]:
     return [[label, "", *values]] if any(value != "-" for value in values) else []
 
 
-def coverage(result: Result) -> str:
-    """Share of the 80 % intervals that hold the measurement."""
-    inside = [is_inside(figure) for figure in judged(result)]
-    return percent(_mean([float(i) for i in inside]), 0) + f" of {len(inside)}"
+def covered(result: Result) -> list[bool]:
+    """Of each 80 % interval, whether it holds the measurement."""
+    return [is_inside(figure) for figure in judged(result)]
+
+
+def _coverage(result: Result) -> str:
+    inside = covered(result)
+    return percent(_mean(inside), 0) + f" of {len(inside)}"
 
 
 def _usual_coverage(results: Sequence[Result]) -> list[list[str]]:

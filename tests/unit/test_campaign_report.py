@@ -127,8 +127,42 @@ def test_pairs_of_a_machine_are_judged_together_by_their_runs():
     results = [report.Result("H200", one), report.Result("H200", other)]
     text = together.together([*results, report.Result("H100", elsewhere)])
     assert "| all pairs together | goal | H200 | H100 |" in text
-    assert "mean error | 3 % | 6.2 % | 25.0 % |" in text  # 25 % in one of four streams
-    assert "coverage of 80 % intervals | 70 to 90 % | 88 % of 8 | 50 % of 2 |" in text
+    # 25 % in one of four streams
+    assert "mean error | 3 % | **6.2 %, missed** | **25.0 %, missed** |" in text
+    assert "80 % intervals | 70 to 90 % | 88 %, met | **50 %, missed** |" in text
+    assert "| span: reroot, mean error | 10 % | - | - |" in text
+    assert "| streams; all runs |  | 4; 4 | 1; 1 |" in text
+
+
+@pytest.mark.parametrize(
+    ("regrets", "correlations", "cells"),
+    [
+        ([0.0, 0.0204], [1.0, 0.95], ("2.0 %, met", "0.950, met", "2")),
+        ([0.021, 0.0], [0.949, 0.99], ("**2.1 %, missed**", "**0.949, missed**", "2")),
+        ([None, 0.01], [None, None], ("1.0 %, met", "-", "1")),
+    ],
+)
+def test_the_worst_choice_and_the_worst_order_are_judged(regrets, correlations, cells):
+    plan = {"workload": "stream", "workers": 1, "num_runs": 9}
+    plans = [
+        plan | {"regret": regret, "correlation": correlation}
+        for regret, correlation in zip(regrets, correlations, strict=True)
+    ]
+    alone = plan | {"num_runs": 1, "regret": 0.5, "correlation": 0.1}  # no choice
+    text = together.together([report.Result("H200", result(plans=(*plans, alone)))])
+    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
+    named = "regret, the most of any choice", "rank correlation, the least", "choices of a plan"
+    assert [rows[name].split(" | ")[-1].strip(" |") for name in named] == list(cells)
+
+
+def test_replays_are_judged_by_the_worst_of_them():
+    figures = {"ttft_p99": [1.1, 0, 0, 1.0], "slo_attainment": [0.5, 0, 0, 0.535]}
+    tpot = (1.0, 0.9, 1.1, 1.0)
+    replays = [run("plain on 1, batch 8", tpot=tpot) | {"workload": "segment"} for _ in range(2)]
+    replays[1]["figures"] |= figures
+    text = together.together([report.Result("H200", result(*replays))])
+    assert "| replay: TTFT P99, worst error | 10 % | 10.0 %, met |" in text
+    assert "| replay: SLO attainment, worst error | 3 points | **3.5 points, missed** |" in text
 
 
 def test_intervals_name_the_drift_that_they_were_made_with(tmp_path):
