@@ -39,7 +39,7 @@ _Item = TypeVar("_Item")
 
 
 def served_prompts(target: Path, workload: Workload, *, seed: int) -> list[BoundRequest]:
-    """Each kind of question in turn, all there from the start, and again behind more material."""
+    """Each kind of question in turn, all there from the start, and again behind other material."""
     turns = -(-workload.requests // len(load_prompts("run")))
     encode = _encoder(target)
     asked = [
@@ -51,10 +51,10 @@ def served_prompts(target: Path, workload: Workload, *, seed: int) -> list[Bound
 
 
 def served_materials(seed: int) -> list[tuple[int, int]]:
-    """The same of each time that a question is served: a second text from the third time on.
+    """Tokens of served material, and how many questions further on it begins, time after time.
 
-    That one is another seed's first. It is ten questions away, so that ``materials`` has as many
-    texts of each amount left.
+    From the third time that a question is served the text is a second one, another seed's first. It
+    is ten questions away, so that ``materials`` has as many texts of each amount left.
     """
     first = SERVED_FILLERS[seed]
     texts = first, first + 10 if first <= 12 else first - 10
