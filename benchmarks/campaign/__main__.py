@@ -81,7 +81,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="of each of --deployments, and time for these: 4,2,1",
     )  # fmt: skip
     parser.add_argument("--replay-seconds", type=float, default=SEGMENT.seconds, help="of a trace")
-    parser.add_argument("--requests", type=float, default=1.0, help="times those of a workload (1)")
+    parser.add_argument(
+        "--requests", type=float, default=1.0,
+        help=f"times those of a workload, {MOST_TIMES} at most (1)",
+    )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, choices=range(len(SERVED_FILLERS) - len(PAIRS)), metavar="N",
         help="of what the first pair serves and records; each pair has its own (all the same)",

@@ -29,7 +29,7 @@ SERVED_MATERIAL, RECORDED_MATERIAL = (40, 56), (16, 32, 48, 64)
 # How many questions further on the material of served requests begins, by their seed. (Until
 # 28 November 2026 recordings were behind 1, 7, 13 and 19, and served ones of seed 0 behind 1.)
 SERVED_FILLERS = tuple(number for number in range(1, 23) if number not in (7, 13, 19))
-NUM_MATERIALS, APART = 16, 1
+NUM_MATERIALS = 16
 MOST_TIMES = 4  # that each question is served
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS, LONG_ANSWER = 48, 192
@@ -71,9 +71,8 @@ def materials(seed: int) -> list[tuple[int, int]]:
     there is.
     """
     count, kinds = len(load_prompts("run")), len(RECORDED_MATERIAL)
-    served = {text for _, text in served_materials(seed)}
-    near = abs(np.arange(count) - SERVED_FILLERS[seed]) <= APART
-    others = [n for n in range(1, count) if n not in served and not near[n]]
+    first, second = dict.fromkeys(text for _, text in served_materials(seed))
+    others = [n for n in range(1, count) if n not in (first - 1, first, first + 1, second)]
     order = np.random.default_rng(seed).permutation(others).tolist()
     columns = [[n for n in order if n % kinds == kind] for kind in range(kinds)]
     rows = zip(*(column[: NUM_MATERIALS // kinds] for column in columns), strict=True)

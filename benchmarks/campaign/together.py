@@ -39,7 +39,6 @@ class Goal:
         most: It may be.
         least: It may be.
         shown: As text.
-        digits: After the point of what is shown as a share: what is judged.
         says: The goal as text; by default ``most`` percent.
     """
 
@@ -48,7 +47,6 @@ class Goal:
     most: float = 1.0
     least: float = 0.0
     shown: Callable[[float], str] = percent
-    digits: int = 3
     says: str = ""
 
     def row(self, machines: Sequence[Result]) -> list[str]:
@@ -59,7 +57,7 @@ class Goal:
         value = self.value(machine)
         if value is None:
             return "-"
-        is_met = self.least <= round(value, self.digits) <= self.most
+        is_met = self.least <= value <= self.most
         return f"{self.shown(value)}, met" if is_met else f"**{self.shown(value)}, missed**"
 
 
@@ -119,7 +117,6 @@ GOALS = (
         most=0.9,
         least=0.7,
         shown=lambda value: percent(value, 0),
-        digits=2,
         says="70 to 90 %",
     ),
 )

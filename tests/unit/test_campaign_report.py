@@ -137,7 +137,8 @@ def test_pairs_of_a_machine_are_judged_together_by_their_runs():
 @pytest.mark.parametrize(
     ("regrets", "correlations", "cells"),
     [
-        ([0.0, 0.0204], [1.0, 0.95], ("2.0 %, met", "0.950, met", "2")),
+        ([0.0, 0.02], [1.0, 0.95], ("2.0 %, met", "0.950, met", "2")),
+        ([0.0, 0.0204], [1.0, 0.9496], ("**2.0 %, missed**", "**0.950, missed**", "2")),
         ([0.021, 0.0], [0.949, 0.99], ("**2.1 %, missed**", "**0.949, missed**", "2")),
         ([None, 0.01], [None, None], ("1.0 %, met", "-", "1")),
     ],
@@ -156,12 +157,12 @@ def test_the_worst_choice_and_the_worst_order_are_judged(regrets, correlations, 
 
 
 def test_replays_are_judged_by_the_worst_of_them():
-    figures = {"ttft_p99": [1.1, 0, 0, 1.0], "slo_attainment": [0.5, 0, 0, 0.535]}
+    figures = {"ttft_p99": [1.09, 0, 0, 1.0], "slo_attainment": [0.5, 0, 0, 0.535]}
     tpot = (1.0, 0.9, 1.1, 1.0)
     replays = [run("plain on 1, batch 8", tpot=tpot) | {"workload": "segment"} for _ in range(2)]
     replays[1]["figures"] |= figures
     text = together.together([report.Result("H200", result(*replays))])
-    assert "| replay: TTFT P99, worst error | 10 % | 10.0 %, met |" in text
+    assert "| replay: TTFT P99, worst error | 10 % | 9.0 %, met |" in text
     assert "| replay: SLO attainment, worst error | 3 points | **3.5 points, missed** |" in text
 
 
