@@ -39,26 +39,35 @@ _Item = TypeVar("_Item")
 
 
 def served_prompts(target: Path, workload: Workload, *, seed: int) -> list[BoundRequest]:
-    """Each kind of question in turn, all there from the start, and again behind other material."""
-    turns = -(-workload.requests // len(load_prompts("run")))
-    encode = _encoder(target)
-    asked = [
-        _behind(encode, amount, workload.output_tokens, filler)
-        for amount, filler in served_materials(seed)[:turns]
-    ]
-    found = [request for group in asked for request in _mixed(group)]
+    """Each kind of question in turn, all there from the start, and again behind other material.
+
+    Half of each kind's questions are behind one of the ``served_texts``, half behind the other, and
+    from the third time on the other way round: what a text does to the answers behind it is luck.
+    """
+    count = len(load_prompts("run"))
+    encode, found = _encoder(target), list[BoundRequest]()
+    for time in range(-(-workload.requests // count)):
+        amount = SERVED_MATERIAL[time % len(SERVED_MATERIAL)]
+        behind = [
+            _mixed(_behind(encode, amount, workload.output_tokens, text))
+            for text in served_texts(seed)
+        ]
+        turned = time // len(SERVED_MATERIAL)
+        found += [
+            behind[(number // len(CATEGORIES) + turned) % len(behind)][number]
+            for number in range(count)
+        ]
     return _numbered(found[: workload.requests])
 
 
-def served_materials(seed: int) -> list[tuple[int, int]]:
-    """Tokens of served material, and how many questions further on it begins, time after time.
+def served_texts(seed: int) -> tuple[int, int]:
+    """How many questions further on the material of served requests begins.
 
-    From the third time that a question is served the text is a second one, another seed's first. It
-    is ten questions away, so that ``materials`` has as many texts of each amount left.
+    The second text is another seed's first. It is ten questions away, so that ``materials`` has as
+    many texts of each amount left.
     """
     first = SERVED_FILLERS[seed]
-    texts = first, first + 10 if first <= 12 else first - 10
-    return [(amount, text) for text in texts for amount in SERVED_MATERIAL]
+    return first, first + 10 if first <= 12 else first - 10
 
 
 def materials(seed: int) -> list[tuple[int, int]]:
@@ -71,7 +80,7 @@ def materials(seed: int) -> list[tuple[int, int]]:
     there is.
     """
     count, kinds = len(load_prompts("run")), len(RECORDED_MATERIAL)
-    first, second = dict.fromkeys(text for _, text in served_materials(seed))
+    first, second = served_texts(seed)
     others = [n for n in range(1, count) if n not in (first - 1, first, first + 1, second)]
     order = np.random.default_rng(seed).permutation(others).tolist()
     columns = [[n for n in order if n % kinds == kind] for kind in range(kinds)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.campaign.questions import served_prompts
+from benchmarks.campaign.questions import SERVED_FILLERS, served_prompts
 from benchmarks.campaign.units import Workload
 from codesign.artifacts import header, read_table, write_table
 from codesign.errors import HardwareError, InputError
@@ -41,17 +41,19 @@ def load_requests(
         workload: Which.
         target: The pair's target.
         cost: Step times of the first deployment that serves it, for the rate of a segment.
-        seed: Which of ``questions.SERVED_FILLERS``, and of a segment's prompts.
+        seed: Which of ``questions.SERVED_FILLERS``, of a segment's prompts, and which stretch of
+            the trace it is.
 
     Raises:
         InputError: If those that are there are of another seed.
     """
     file = request_file(folder, workload)
     if not file.exists():
-        trace = _segment(workload, cost) if workload.seconds else _at_once(workload, target, seed)
-        prepared = trace
         if workload.seconds:
+            trace = _segment(workload, cost, seed)
             prepared = prepare_trace(trace, target, seed=seed, max_requests=workload.requests)
+        else:
+            prepared = _at_once(workload, target, seed)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_table(file, prepared.requests, header("trace", seed=seed))
     requests, meta = read_table(file, kind="trace")
@@ -133,8 +135,13 @@ def _at_once(workload: Workload, target: str, seed: int) -> Trace:
     return Trace(workload.name, requests, "campaign", (), "")
 
 
-def _segment(workload: Workload, cost: RoundCost | None) -> Trace:
-    """A stretch of a trace, at a rate that loads plain decoding by ``LOAD``."""
+def _segment(workload: Workload, cost: RoundCost | None, seed: int) -> Trace:
+    """A stretch of a trace, another one of each seed, at a rate that loads plain decoding by
+    ``LOAD``.
+
+    The tail of one stretch's TTFT is that of a burst or two: campaigns that all replay the same
+    tell nothing new of it.
+    """
     assert cost is not None, "the first deployment is profiled"
     trace = load_trace(TRACE).scale_lengths(
         prompt=PROMPT_SCALE, max_prompt=MAX_PROMPT, max_output=MAX_OUTPUT
@@ -145,4 +152,6 @@ def _segment(workload: Workload, cost: RoundCost | None) -> Trace:
     prefill = float(cost.prefill.of_arrays(prompts, 0.0).mean())
     rate = LOAD / (prefill + output * step / rows)
     found = (len(trace) - 1) / trace.duration
-    return trace.scale_rate(rate / found).slice(0.0, workload.seconds)
+    trace = trace.scale_rate(rate / found)
+    room = max(trace.duration - workload.seconds, 0.0)
+    return trace.slice(room * seed / len(SERVED_FILLERS), workload.seconds)

@@ -52,12 +52,20 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
     assert len(set(often)) == len(often) == 96
     assert often[:48] == [r.prompt_ids for r in twice]
     assert not set(often) & {r.prompt_ids for r in recorded}
-    seen = {r.prompt_ids for r in twice}
+
+
+def test_other_seeds_serve_other_prompts_that_ask_the_same(tiny_models):
+    workload = replace(units.STREAM, requests=48)
+    first = questions.served_prompts(tiny_models[0], workload, seed=0)
+    asked = {r.prompt_ids[-20:] for r in first}
+    seen, seconds = {r.prompt_ids for r in first}, {questions.served_texts(0)[1]}
     for seed in range(1, len(questions.SERVED_FILLERS)):
-        other = questions.served_prompts(tiny_models[0], more_of_them, seed=seed)
-        assert [r.category for r in other] == [r.category for r in twice]
-        assert {r.prompt_ids[-20:] for r in other} <= asked
-        assert not seen & {r.prompt_ids for r in other}
+        other = questions.served_prompts(tiny_models[0], workload, seed=seed)
+        assert [r.category for r in other] == [r.category for r in first]
+        assert {r.prompt_ids[-20:] for r in other} == asked
+        if (second := questions.served_texts(seed)[1]) not in seconds:
+            assert not seen & {r.prompt_ids for r in other}
+        seconds.add(second)
         seen |= {r.prompt_ids for r in other}
         groups = questions.recorded_prompts(tiny_models[0], seed=seed)
         recorded = [r.prompt_ids for group in groups for r in group]
@@ -65,11 +73,49 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
         assert not set(recorded) & {r.prompt_ids for r in other}
 
 
+def test_half_of_each_kinds_questions_are_behind_either_text(tiny_models):
+    most = replace(units.STREAM, requests=24 * questions.MOST_TIMES)
+    served = questions.served_prompts(tiny_models[0], most, seed=5)
+    texts = questions.served_texts(5)
+    encode = questions._encoder(tiny_models[0])
+    where = {
+        prompt.prompt_ids: (text, amount)
+        for text in texts
+        for amount in questions.SERVED_MATERIAL
+        for prompt in questions._behind(encode, amount, 48, text)
+    }
+    found = [(request.category, *where[request.prompt_ids]) for request in served]
+    for start in range(0, len(found), 24):
+        amount = questions.SERVED_MATERIAL[start // 24 % 2]
+        for kind in {category for category, *_ in found}:
+            behind = [rest for category, *rest in found[start : start + 24] if category == kind]
+            assert Counter(text for text, _ in behind) == dict.fromkeys(texts, 2)
+            assert {length for _, length in behind} == {amount}
+    assert len(set(where) - {request.prompt_ids for request in served}) == 0
+    assert len({text for _, text, _ in found[:12]}) == 2  # so of a stream of half as many
+
+
+def test_each_seed_replays_another_stretch_of_the_trace(tmp_path, tiny_models, machine_fit):
+    target, cost = str(tiny_models[0]), machine_fit.costs["2"]
+    long = replace(units.SEGMENT, seconds=120.0)
+    whole = campaign_requests._segment(replace(long, seconds=1e6), cost, 0)
+    stretches = [
+        campaign_requests.load_requests(tmp_path / str(seed), long, target, cost, seed=seed)
+        for seed in (0, 9, 13)
+    ]
+    gaps = [np.diff(stretch["arrival"].to_numpy()[:12]) for stretch in stretches]
+    assert np.allclose(gaps[0], np.diff(whole.requests["arrival"].to_numpy()[:12]))
+    assert not np.allclose(gaps[1], gaps[0])
+    assert not np.allclose(gaps[2], gaps[1])
+    rates = [len(stretch) / long.seconds for stretch in stretches]
+    assert min(rates) > 0.5 * len(whole) / whole.duration  # of one trace, and at one rate
+
+
 def test_every_material_begins_elsewhere_and_in_another_order_with_each_seed():
     found = [questions.materials(seed) for seed in range(len(questions.SERVED_FILLERS))]
     for seed, (served, materials) in enumerate(zip(questions.SERVED_FILLERS, found, strict=True)):
         amounts, fillers = zip(*materials, strict=True)
-        assert not set(fillers) & {text for _, text in questions.served_materials(seed)}
+        assert not set(fillers) & set(questions.served_texts(seed))
         assert len(set(fillers)) == len(materials) == 16
         assert min(abs(filler - served) for filler in fillers) > 1
         assert set(fillers) < set(range(1, 24))  # none is the question itself
