@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.campaign.by_pair import by_pair
 from benchmarks.campaign.goals import (
     KNOWN,
     WIDTH,
     Result,
     error_of,
     errors,
-    goals,
     signed,
     speed_error,
     table,
@@ -156,7 +156,7 @@ def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
         blindness(results),
         draws(results),
         together(measured),
-        goals(measured),
+        by_pair(measured),
         TERMS.format(intervals=_intervals(results)),
         worst(measured),
         NOT_CAPTURED.format(recorded=_recorded(results), drift=_drift(results)),

@@ -10,9 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.campaign.goals import (
+    ATTAINMENT,
+    CORRELATION,
+    COVERAGE,
+    LENGTH,
+    REGRET,
+    REPLAY,
     REPLAYED,
+    SPAN,
+    SPEED,
+    WORST_SPEED,
     Result,
     attainment_error,
+    between,
     covered,
     length_error,
     mean_error,
@@ -81,43 +91,43 @@ def _coverage(machine: Result) -> float | None:
 
 
 GOALS = (
-    Goal("decode speed, one stream, mean error", mean_error, 0.03),
-    Goal("the same, worst", worst_error, 0.08),
-    Goal("acceptance length, mean error", length_error, 0.03),
+    Goal("decode speed, one stream, mean error", mean_error, SPEED),
+    Goal("the same, worst", worst_error, WORST_SPEED),
+    Goal("acceptance length, mean error", length_error, LENGTH),
     *(
-        Goal(f"span: {span}, mean error", lambda r, span=span: span_error(r, span), 0.1)
+        Goal(f"span: {span}, mean error", lambda r, span=span: span_error(r, span), SPAN)
         for span in SPANS[:3]
     ),
     *(
         Goal(
             f"replay: {name.replace('_', ' ').upper()}, worst error",
             lambda r, name=name: replay_error(r, name),
-            0.1,
+            REPLAY,
         )
         for name in REPLAYED
     ),
     Goal(
         "replay: SLO attainment, worst error",
         attainment_error,
-        0.03,
+        ATTAINMENT,
         shown=_points,
-        says="3 points",
+        says=f"{100.0 * ATTAINMENT:g} points",
     ),
-    Goal("regret, the most of any choice", _regret, 0.02),
+    Goal("regret, the most of any choice", _regret, REGRET),
     Goal(
         "rank correlation, the least",
         _correlation,
-        least=0.95,
+        least=CORRELATION,
         shown=lambda value: f"{value:.3f}",
-        says="0.95",
+        says=f"{CORRELATION:g}",
     ),
     Goal(
         "coverage of 80 % intervals",
         _coverage,
-        most=0.9,
-        least=0.7,
+        most=COVERAGE[1],
+        least=COVERAGE[0],
         shown=lambda value: percent(value, 0),
-        says="70 to 90 %",
+        says=between(COVERAGE),
     ),
 )
 
