@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.pages import markdown
+from codesign.artifacts.machine import short_gpu_name
 
 SMALL = 0.02  # share of a round below which a span's error is not counted
 REPLAYED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
@@ -41,9 +42,32 @@ class Result:
         """Of a table's column."""
         return f"{self.pair['pair']}, {self.machine}"
 
+    @property
+    def deployments(self) -> set[str]:
+        """Labels of those that served, such as "1+1"."""
+        return {run["label"].partition(" on ")[2].partition(",")[0] for run in self.runs()}
+
     def runs(self, *workloads: str) -> list[dict[str, Any]]:
         """Runs of these workloads; of all without one."""
         return [r for r in self.pair["runs"] if not workloads or r["workload"] in workloads]
+
+
+def newest(payloads: Iterable[dict[str, Any]]) -> list[Result]:
+    """Each pair of each machine once: of the last file that has it, on no less than one before."""
+    found: dict[str, Result] = {}
+    for payload in payloads:
+        for result in (Result(machine(payload), pair) for pair in payload["pairs"]):
+            if found.setdefault(result.name, result).deployments <= result.deployments:
+                found[result.name] = result
+    return list(found.values())
+
+
+def machine(payload: dict[str, Any]) -> str:
+    """The GPU, or the CPU, in a few words."""
+    found = payload["hardware"]
+    if found.get("gpus"):
+        return short_gpu_name(found["gpus"][0]["name"])
+    return f"{found['cores']} CPU cores"
 
 
 def between(shares: tuple[float, float]) -> str:

@@ -18,6 +18,8 @@ from benchmarks.campaign.goals import (
     Result,
     error_of,
     errors,
+    machine,
+    newest,
     signed,
     speed_error,
     table,
@@ -32,7 +34,6 @@ from benchmarks.campaign.run_tables import (
 from benchmarks.campaign.session_seconds import seconds_table
 from benchmarks.campaign.together import together
 from benchmarks.pages import write_between
-from codesign.artifacts.machine import short_gpu_name
 from codesign.records import SPANS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
@@ -46,8 +47,9 @@ INTRODUCTION = """\
 
 Written by `python -m benchmarks.campaign --report FILE ...` from
 {files}.
-If several files have the same pair of models, the last one counts. Every run, spans, the parts of
-the intervals and calibration: [validation-runs.md](validation-runs.md).
+If several files have the same pair of models, the last one counts that ran on all that one before
+it did. Every run, spans, the parts of the intervals and calibration:
+[validation-runs.md](validation-runs.md).
 
 A campaign profiles a pair of models on groups of GPUs ("2": draft and target share two; "1+1": one
 each), fits the profile, predicts a grid of plans and then runs them. The fit sees nothing but the
@@ -133,12 +135,6 @@ def read(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
 def calibrations(campaigns: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """What ``calibration_svg`` draws."""
     return {result.name: result.pair["calibration"] for result in newest(campaigns.values())}
-
-
-def newest(payloads: Iterable[dict[str, Any]]) -> list[Result]:
-    """Each pair of each machine once: of the last file that has it."""
-    results = [Result(machine(p), pair) for p in payloads for pair in p["pairs"]]
-    return list({result.name: result for result in results}.values())
 
 
 def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
@@ -253,14 +249,6 @@ def draws(results: Sequence[Result]) -> str:
     found = ", ".join(f"{seed} ({name})" for name, seed in seeds.items())
     text = f"- *Requests served*: the questions are the same; seeds of what precedes them: {found}."
     return textwrap.fill(text, WIDTH, subsequent_indent="  ")
-
-
-def machine(payload: dict[str, Any]) -> str:
-    """The GPU, or the CPU, in a few words."""
-    found = payload["hardware"]
-    if found.get("gpus"):
-        return short_gpu_name(found["gpus"][0]["name"])
-    return f"{found['cores']} CPU cores"
 
 
 def worst(results: Sequence[Result]) -> str:

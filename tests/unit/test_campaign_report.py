@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.campaign import __main__, blind, report, schedule, session_seconds, together
+from benchmarks.campaign import __main__, blind, goals, report, schedule, session_seconds, together
 
 ROOT = Path(__file__).parents[2]
 
@@ -200,11 +200,30 @@ def test_of_a_pair_that_was_run_again_the_last_file_counts():
         }
         for n, pairs in enumerate((("a+b", "c+d"), ("a+b",)))
     ]
-    found = report.newest(files)
+    found = goals.newest(files)
     assert [(each.pair["pair"], each.pair["recorded"]) for each in found] == [
         ("a+b", 1),
         ("c+d", 0),
     ]
+
+
+def test_a_pair_that_was_run_again_on_fewer_deployments_stays_as_it_was():
+    def campaign(recorded, *labels):
+        runs = [run(f"{policy}, batch 1") for policy in labels]
+        return {
+            "hardware": {"cores": 2, "gpus": [{"name": "NVIDIA H200"}]},
+            "pairs": [result(*runs) | {"recorded": recorded}],
+        }
+
+    whole = campaign(1, "plain on 1", "chain-1 on 1", "plain on 2")
+    for again, counts in (
+        (("plain on 1",), 1),
+        (("plain on 1", "async-tree-2x1x1 on 1+1"), 1),
+        (("plain on 2", "plain on 1"), 2),
+        (("plain on 1", "plain on 2", "async-tree-2x1x1 on 1+1"), 2),
+    ):
+        [found] = goals.newest([whole, campaign(2, *again)])
+        assert found.pair["recorded"] == counts
 
 
 def shown_on(page: Path) -> str:
