@@ -209,7 +209,7 @@ def test_of_a_pair_that_was_run_again_the_last_file_counts():
 
 def test_a_pair_that_was_run_again_on_fewer_deployments_stays_as_it_was():
     def campaign(recorded, *labels):
-        runs = [run(f"{policy}, batch 1") for policy in labels]
+        runs = [run(f"{policy}, batch 1", tpot=()) for policy in labels]
         return {
             "hardware": {"cores": 2, "gpus": [{"name": "NVIDIA H200"}]},
             "pairs": [result(*runs) | {"recorded": recorded}],
