@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from codesign.fit import Fit
 
 DEFAULT_FILE = "fit.json"  # where codesign fit writes
+DEFAULT_FIT_NAME = "smollm2-135m-cpu"  # of those that ship
 _PAIR = ("gpus", "target", "draft")
 
 
@@ -27,7 +28,8 @@ def add_fit_argument(group: Any) -> None:
     group.add_argument(
         "--fit",
         metavar="FIT",
-        help=f"file from codesign fit ({DEFAULT_FILE}, else the one that ships)",
+        help=f"file from codesign fit, or the name of one that ships, as "
+        f"h200-llama-3-70b-int4+llama-3.2-1b-int4 ({DEFAULT_FILE}, else {DEFAULT_FIT_NAME})",
     )
     group.add_argument(
         "--device",
@@ -66,7 +68,7 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
     from pathlib import Path
 
     from codesign.fit import Fit
-    from codesign.fit.shipped import DEFAULT_FIT, machine_of
+    from codesign.fit.shipped import DEFAULT_FIT, FITS, machine_of
 
     if getattr(args, "device", None) is not None:
         return _what_if(args)
@@ -84,13 +86,15 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
         say(f"fit: {file}")
     elif file.is_dir():
         file = file / DEFAULT_FILE
+    elif not file.exists() and (FITS / file / DEFAULT_FILE).is_file():
+        file = FITS / file / DEFAULT_FILE
     return Fit.load(file), file
 
 
 def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     from codesign.artifacts import sha256
     from codesign.fit import ROOFLINE
-    from codesign.fit.what_if import device_fit, kept_fit
+    from codesign.fit.what_if import beyond_measured, device_fit, kept_fit
 
     missing = [name for name in _PAIR if getattr(args, name) is None]
     if args.fit is not None or missing:
@@ -106,6 +110,8 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     if fit.origin == ROOFLINE:
         source = f"roofline of {machine} (data sheets, not measured)"
     say(f"fit: {source}; acceptance {fit.acceptance_origin}")
+    if measured := beyond_measured(args.device, fit):
+        say(f"note: {measured}")
     dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
     # A data sheet that was edited is another one: plans made with it before keep their fit.
     sheet = f"-{sha256(args.device)[:12]}" if args.device.endswith(".json") else ""

@@ -187,6 +187,8 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
             find = search_fewest if question.objective == FEWEST else search
             answer = find(question, executor=executor, cache=cache, progress=report)
     except KeyboardInterrupt:
+        if not len(cache):
+            raise
         raise KeyboardInterrupt(
             f"kept {len(cache)} simulations in {kept}; to continue repeat the command with --resume"
         ) from None

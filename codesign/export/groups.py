@@ -42,22 +42,20 @@ def decoding_group(problem: Problem, wish: Wish, losses: list[Loss]) -> tuple[in
 def _sizes(problem: Problem, have: int) -> list[int]:
     """Sizes of a group that the models can be cut for, small ones first."""
     deployment, asked = problem.candidate.deployment, problem.tensor_parallel
+    possible = [size for size in range(1, have + 1) if problem.can_cut(size)]
+    choices = f"--tensor-parallel {' or '.join(map(str, possible))}"
     if asked is not None and asked > have:
+        copies = f"{deployment.replicas} copies" if deployment.replicas > 1 else "one copy"
         raise InputError(
-            f"{deployment.replicas} x {asked} GPUs are more than the plan has "
-            f"({deployment.label}): --tensor-parallel {have} at most"
+            f"{asked} GPUs are more than the plan has for {copies} ({deployment.label}): {choices}"
         )
     least = 1 if problem.candidate.speculation.is_async else have
     wanted = [asked] if asked is not None else list(range(least, have + 1))
     sizes = [size for size in wanted if problem.can_cut(size)]
-    possible = [size for size in range(1, have + 1) if problem.can_cut(size)]
     if not sizes and asked is None:  # the planned size cannot be cut: the next smaller one
         sizes = possible[-1:]
     if not sizes:
-        raise InputError(
-            f"the models' heads cannot be divided among {asked} GPUs: --tensor-parallel "
-            f"{' or '.join(map(str, possible))}"
-        )
+        raise InputError(f"the models' heads cannot be divided among {asked} GPUs: {choices}")
     return sizes
 
 

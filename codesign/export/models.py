@@ -11,6 +11,7 @@ from pathlib import Path
 
 from codesign.errors import InputError
 from codesign.fit.priced_model import PADDING, find_shape
+from codesign.fit.what_if import INFLATED
 from codesign.models import resolve_model
 from codesign.models.quantization import INT4_HEAD
 from codesign.models.shape import ModelShape, model_shape, read_config
@@ -98,9 +99,10 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
                     f"the plan serves {name} with {weights} weights, those of {given} are not "
                     f"quantised: name a checkpoint that is, {flag} NAME, or plan without :{weights}"
                 )
-            return EngineModel(given, model_shape(Path(given)))
+            return EngineModel(given, model_shape(Path(given)), _weights_note(name, given))
         ours = next((name for name, hub in HUB_NAMES.items() if hub == given), None)
-        return EngineModel(given, find_shape(ours or planned), is_assumed=ours is None)
+        shape, note = find_shape(ours or planned), _weights_note(name, given)
+        return EngineModel(given, shape, note, is_assumed=ours is None)
     if is_quantised:
         raise InputError(
             f"the plan serves {name} with {weights} weights: name a checkpoint quantised so, as a "
@@ -118,6 +120,16 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
         ) from None
     _check_loadable(folder, role, name)
     return EngineModel(str(folder), model_shape(folder))
+
+
+def _weights_note(planned: str, given: str) -> str:
+    """What a stand-in was timed with; "" of any other model."""
+    if not planned.startswith(INFLATED):
+        return ""
+    return (
+        f"{planned} was timed with int4 weights: the prediction is not of {given} unless that is "
+        "quantised to 4 bits"
+    )
 
 
 def check_pair(target: EngineModel, draft: EngineModel) -> bool:

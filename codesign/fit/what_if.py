@@ -16,7 +16,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import alone, cache_dir
 from codesign.config import parse_deployment
 from codesign.errors import InputError
-from codesign.fit import Fit
+from codesign.fit import ROOFLINE, Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import PADDING, parse_model
 from codesign.fit.roofline import roofline_fit
@@ -27,6 +27,7 @@ from codesign.policy.cost import RoundCost, StepTime
 # pair loses or gains on other prompts, and so at least what another pair may.
 OTHER_PAIR_ERROR = 0.18
 DIALLED_ERROR = 0.02  # of the model of runs on recordings, whatever the length of a chain
+INFLATED = "inflated-"  # models of a large one's shape, made of a small one
 _DOUBLINGS = 12  # of the longest prompt timed, within which knots follow the roofline's parabola
 _MAX_STEM = 200  # characters of a file's name; file systems take 255 with what is added
 _SHAPE_DEPTH = 3  # hits in a row after which the chance of the next one does not rise
@@ -49,6 +50,8 @@ def device_fit(
     if fit is None:
         return priced
     origin = f"{fit.acceptance_origin} for {fit.target} with {fit.draft}"
+    if fit.target.startswith(INFLATED):
+        origin += ", which answer as a small pair does, not for this pair (--acceptance P: yours)"
     models = {"target": priced.target, "draft": priced.draft}
     fit = replace(fit, **models, acceptance_origin=origin, device="cuda")
     if acceptance is None:
@@ -59,6 +62,30 @@ def device_fit(
         errors={**fit.errors, "acceptance": DIALLED_ERROR},
         acceptance_origin=priced.acceptance_origin,
         parts_covariance=(),
+    )
+
+
+def beyond_measured(device: str, fit: Fit) -> str:
+    """What is measured of a pair on fewer GPUs, where data sheets price so many; "" if nothing.
+
+    Args:
+        device: As the command line names it.
+        fit: From ``device_fit``.
+    """
+    path = shipped_pair(load_device(device).name, fit.target, fit.draft)
+    if fit.origin != ROOFLINE or path is None:
+        return ""
+    measured = Fit.load(path)
+    whole = [label for label in fit.costs if label in measured.costs and "+" not in label]
+    if not whole:
+        return ""
+    most = max(whole, key=int)
+    ours, theirs = (1e3 * each.costs[most].target(1, 1000.0) for each in (measured, fit))
+    return (
+        f"the engine here was measured with this pair on up to {most} x {device}, where a step of "
+        f"one row takes {ours:.2f} ms; by data sheets, which are for other engines, "
+        f"{theirs:.2f}. It may be as much faster than predicted on more; from measurements: "
+        f"--gpus {most}"
     )
 
 

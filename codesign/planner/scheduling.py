@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from codesign.planner.executor import Job, Task, run_job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from codesign.candidate import Candidate
+    from codesign.config import SLO
     from codesign.planner.question import Question
 
 _MOST_REQUESTS = 500  # the first ones, that are simulated for it
@@ -29,17 +32,30 @@ def scheduling_note(candidate: Candidate, question: Question) -> str:
     if serving.scheduling != "fcfs" or not is_possible:
         return ""
     job = Job(candidate, question.seed, 0, min(len(question.requests), _MOST_REQUESTS))
-    attained: list[float] = []
+    found: list[dict[str, float]] = []
     for way in (serving, replace(serving, scheduling="slo")):
         task = Task(question.requests, question.fit, slo, way)
-        attained.append(run_job(task, job).figures["slo_attainment"])
-        if attained[0] > 1.0 - _NOTICEABLE:
+        found.append(run_job(task, job).figures)
+        if found[0]["slo_attainment"] > 1.0 - _NOTICEABLE:
             return ""
-    now, then = attained
+    now, then = (figures["slo_attainment"] for figures in found)
     if then < now + _NOTICEABLE:
         return ""
     first = "" if job.end == len(question.requests) else f"first {job.end} "
     return (
         f"serving by its targets, {candidate.label} keeps {then:.0%} of the {first}requests within "
-        f"them, instead of {now:.0%}: --scheduling slo"
+        f"them, instead of {now:.0%}{_price(found[0], found[1], slo)}: --scheduling slo"
     )
+
+
+def _price(now: Mapping[str, float], then: Mapping[str, float], slo: SLO) -> str:
+    """What it costs those that are late; "" if no target is missed more than it was."""
+    place = f"p{slo.percentile:g}"
+    worse = [
+        f"{name.upper()} {place} {1e3 * then[key]:,.0f} ms, not {1e3 * now[key]:,.0f}"
+        for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot))
+        if target is not None
+        and (key := f"{name}_{place}") in now
+        and then[key] > max(target, now[key])
+    ]
+    return f" ({', '.join(worse)}, as those that are late wait longer)" if worse else ""

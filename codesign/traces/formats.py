@@ -36,6 +36,7 @@ from codesign.traces.mooncake import read_mooncake
 from codesign.traces.opening import load_csv, one_line_errors, open_file
 
 _MAX_HEADER = 2**16
+_OPTIONAL = ("category", "hash_ids", "speculates")  # columns of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
         # We write microseconds; neither pandas 2 nor the subtraction returns the nearest float.
         parsed["arrival"] = parsed["arrival"].round(6)
         _add_own_columns(rows, parsed, frame)
+        notes += _stray_note(frame)
     return Parsed(parsed, notes)
 
 
@@ -123,6 +125,12 @@ def _failure_note(failed: int, column: str) -> tuple[str, ...]:
     if failed == 0:
         return ()
     return (f"{failed:,} failed requests (0 {column}, as the dataset documents) were dropped",)
+
+
+def _stray_note(frame: pd.DataFrame) -> tuple[str, ...]:
+    """Columns of a file of ours that mean nothing here, perhaps by a slip."""
+    stray = [str(name) for name in frame if name not in (*OURS.columns, *_OPTIONAL)]
+    return (f"columns not used: {', '.join(stray)[:80]}",) if stray else ()
 
 
 def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:

@@ -453,12 +453,25 @@ def test_the_drafter_without_a_model_is_each_engines_own(make, fit, engine):
     [
         ("eagle-8x4x3@1", {"checkpoints": None}, "--head NAME"),
         ("chain-3", {"tensor_parallel": 16}, "more than the plan has"),
+        ("chain-3", {"tensor_parallel": 16}, "one copy .8.: --tensor-parallel 1 or 2 or 4 or 8$"),
         ("chain-3", {"tensor_parallel": 3}, "--tensor-parallel 1 or 2 or 4 or 8"),
     ],
 )
 def test_nonsense_is_refused_with_the_flag_that_mends_it(make, fit, policy, changes, words):
     with pytest.raises(InputError, match=words):
         exported(make, fit, policy, "vllm", **changes)
+
+
+def test_a_checkpoint_in_place_of_a_stand_in_must_have_its_weights(make, fit):
+    given = Checkpoints("meta-llama/Meta-Llama-3-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct")
+    plan = make(
+        scored("chain-3"), target="inflated-llama-3-70b", draft="inflated-draft-llama-3.2-1b"
+    )
+    found = export_plan(plan, fit, ENGINES["vllm"], checkpoints=given)
+    assert sum("timed with int4 weights" in note for note in found.notes) == 2
+    assert any(str(given.target) in note for note in found.notes)
+    named = export_plan(make(scored("chain-3")), fit, ENGINES["vllm"], checkpoints=given)
+    assert not any("timed with int4" in note for note in named.notes)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from codesign.planner import Question, search
 from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
+from codesign.planner.scheduling import _price
 from codesign.planner.search_cache import SearchCache, search_key
 from codesign.planner.search_space import search_space
 from codesign.policy.batch_tree import BatchTree
@@ -259,6 +260,22 @@ def test_a_note_says_how_many_more_would_be_in_time_by_their_targets(question):
     assert not any("--scheduling" in n for n in search(by_targets).notes)
     idle = dataclasses.replace(crowded, requests=trace(8, gap=20.0))
     assert not any("--scheduling" in n for n in search(idle).notes)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "words"),
+    [
+        (0.714, 0.01, " (TTFT p90 714 ms, not 508, as those that are late wait longer)"),
+        (0.6, 0.03, " (TTFT p90 600 ms, not 508, TPOT p90 30 ms, not 15, as those"),
+        (0.45, 0.019, ""),  # a target that is kept all the same
+        (0.505, 0.01, ""),  # missed, but by less than now
+    ],
+)
+def test_the_note_says_what_serving_by_targets_costs_those_that_are_late(ttft, tpot, words):
+    now, then = {"ttft_p90": 0.508, "tpot_p90": 0.015}, {"ttft_p90": ttft, "tpot_p90": tpot}
+    found = _price(now, then, SLO(ttft=0.5, tpot=0.02))
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(question, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import argparse
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 from codesign.answer_parts import in_parts, part_names, tokens_of_parts
 from codesign.artifacts import machine, read_json
+from codesign.cli.fit_argument import fit_from_args
+from codesign.errors import InputError
 from codesign.fit import ROOFLINE, Fit, shipped
 from codesign.fit.prompt_luck import parts_covariance, rounds_per_token
 from codesign.fit.shipped import (
@@ -20,7 +24,7 @@ from codesign.fit.shipped import (
     shipped_acceptance,
     shipped_pair,
 )
-from codesign.fit.what_if import device_fit, what_if_fit
+from codesign.fit.what_if import beyond_measured, device_fit, what_if_fit
 from codesign.models import DEFAULT_TARGET, DRAFTS
 from codesign.planner.predict import prompt_note
 from codesign.planner.uncertainty import tokens_error
@@ -82,6 +86,16 @@ def test_pairs_were_measured_on_one_h100_too(pair):
     assert 0 < fit.costs["1"].kv_tokens < faster.costs["1"].kv_tokens
 
 
+def test_more_gpus_than_were_measured_say_how_far_data_sheets_are_off_on_fewer():
+    pair = MEASURED[0]
+    note = beyond_measured("h200", device_fit("h200", 8, *pair))
+    ours, theirs = map(float, re.findall(r"\d+\.\d\d", note))
+    assert 1.5 * ours < theirs
+    assert note.endswith("--gpus 4")
+    assert beyond_measured("h200", device_fit("h200", 4, *pair)) == ""
+    assert beyond_measured("h200", device_fit("h200", 8, "llama-2-70b", "llama-2-7b")) == ""
+
+
 @pytest.mark.parametrize("pair", MEASURED)
 def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(pair):
     path = measured_on("h200", pair, "NVIDIA H200")
@@ -89,6 +103,7 @@ def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(pair):
     assert (fit.origin, priced.origin) == ("fitted", ROOFLINE)
     assert (fit.target, fit.draft) == (priced.target, priced.draft) == pair
     assert fit.acceptance_origin.startswith("recorded for inflated-")
+    assert "not for this pair" in fit.acceptance_origin
     assert list(fit.costs) == list(priced.costs) == ["1", "1+1", "2"]
     for cost in fit.costs.values():
         assert cost.prefill.apart
@@ -238,3 +253,15 @@ def test_a_laptop_that_plans_for_measured_gpus_plans_for_gpus(tmp_path, monkeypa
     assert is_of_gpus(meta)
     assert is_of_gpus({**meta, "device": ""})  # plans made before fits said so
     assert machines_of(path) == ["NVIDIA H200"]
+
+
+def test_a_fit_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = shipped_pair("h200", *MEASURED[0]).parent.name
+    fit, file = fit_from_args(argparse.Namespace(fit=name))
+    assert file == FITS / name / "fit.json"
+    assert fit.target.startswith("inflated-")
+    Fit.load(DEFAULT_FIT).save(tmp_path / name / "fit.json")
+    assert fit_from_args(argparse.Namespace(fit=name))[0].target == DEFAULT_TARGET
+    with pytest.raises(InputError, match=r"no-such-fit does not exist"):
+        fit_from_args(argparse.Namespace(fit="no-such-fit"))

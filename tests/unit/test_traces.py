@@ -125,6 +125,16 @@ def test_a_hand_written_csv_needs_three_columns_and_is_moved_to_start_at_0(tmp_p
     assert trace.requests["category"].tolist() == ["", "chat"]
 
 
+def test_columns_of_a_hand_written_csv_that_mean_nothing_are_named(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text(
+        "arrival,prompt_tokens,output_tokens,category,slo_ttft,specultes\n0,9,3,chat,1,1\n"
+    )
+    assert load_trace(path).notes == ("columns not used: slo_ttft, specultes",)
+    path.write_text("arrival,prompt_tokens,output_tokens,category,speculates\n0,9,3,chat,1\n")
+    assert load_trace(path).notes == ()
+
+
 @pytest.mark.parametrize(
     "content",
     [
