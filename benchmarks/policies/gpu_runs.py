@@ -49,6 +49,7 @@ RUNS = (
     "ranks-8b-24-heads-h200x1",
     "ranks-70b-burst-h200x1",
     "ranks-8b-burst-h200x1",
+    "ranks-70b-burst-28-h200x1",
 )
 _BURST = "ranks-70b-burst"  # the run of most policies
 _NUMBERS = {1: "one", 2: "two", 4: "four"}

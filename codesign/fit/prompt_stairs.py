@@ -32,6 +32,7 @@ MIN_PARABOLA_ROWS = 1024
 _LONG_QUANTILE = 0.25
 _FLAT = 0.03  # by which two prompts of a bucket that are filled up to it may differ
 _MAX_SMOOTH_MISS = 0.03  # up to which longer prompts lie on a line or a parabola
+_TIE = 1e-6  # by which the error of one form must be less than another's
 
 
 def prompt_shapes(steps: pd.DataFrame) -> Shapes:
@@ -127,8 +128,10 @@ def _long_prompts(long: Shapes) -> StepTime:
     """The smoothest form that meets these prompts; straight through the origin if there is one."""
     if len(long.seconds) < 2:
         return StepTime.linear(alpha=0.0, gamma=float((long.seconds / long.rows)[-1]), delta=0.0)
-    smooth = [fit_line(long)]
+    best = fit_line(long)
     if len(long.seconds) > 2 and long.rows.max() >= MIN_PARABOLA_ROWS:
-        smooth.append(fit_quadratic(long))
-    best = min(smooth, key=lambda time: miss(time, long))
+        parabola = fit_quadratic(long)
+        # One without a curve is the line: rounding must not say in which form it is kept.
+        if miss(parabola, long) < (1.0 - _TIE) * miss(best, long):
+            best = parabola
     return best if miss(best, long) <= _MAX_SMOOTH_MISS else fit_table(long)

@@ -222,6 +222,17 @@ def test_prompts_on_ranks_climb_stairs_as_far_as_graphs_go_and_a_line_beyond(lon
     assert fit_step(steps, is_prefill=True).form != "stairs"
 
 
+def test_a_parabola_without_a_curve_is_kept_as_the_line_that_it_is():
+    """Both err alike but for rounding, which differs from one machine to the next."""
+    rows = np.array([511.0, 767.0, 1023.0, 1535.0, 2047.0])
+    ones = np.ones_like(rows)
+    for seed in range(50):
+        noise = 1.0 + 0.01 * np.random.default_rng(seed).random(len(rows))
+        seconds = 1e-3 * rows**0.9 * noise  # ever less a row
+        time = fit_prompt_stairs(Shapes(rows, 0.0 * ones, ones, seconds))
+        assert time == fit_line(Shapes(rows, 0.0 * ones, ones, seconds)), seed
+
+
 def test_a_drafts_prompt_fills_its_bucket_without_its_root():
     """Profiles and simulations count the root, which engines run in a step of its own."""
     heights = dict(zip(PROMPT_BUCKETS, (5.0, 6.0, 8.0, 12.0, 20.0), strict=True))
