@@ -59,10 +59,10 @@ On 27 November the 70B's batch tree was ahead of a fixed tree and of plain decod
 With the 8B, batch tree and plain decoding had 24 to 25 % in time on "code" instead of 0 to 2; fixed
 trees keep next to no target there.
 
-**What the 8B showed.** "conv" at 1.2, batch tree of the 8B: 13 % where plain decoding has 37. Rounds
-of 24 requests took as long as the TPOT target; whoever joined had missed it at once, held nobody up,
-and so the batch stayed full. Simulated with steps 1.2 times the fit's the same happens (9 %, plain
-29). Since then [nobody joins a batch that is too slow](policies.md#who-joins-next): 28 and 31 % (no
+**What the 8B showed.** "conv" at 1.2, batch tree of the 8B: 13 % where plain decoding has 37.
+Rounds of 24 requests took as long as the TPOT target; whoever joined had missed it at once, held
+nobody up, and so the batch stayed full. Simulated with steps 1.2 times the fit's the same happens
+(9 %, plain 29). Since then [nobody joins a batch that is too slow](policies.md#who-joins-next): 28 and 31 % (no
 file). Nor had these runs the newer rule for answers that end soon; the simulations in brackets are
 by the code that served.
 
