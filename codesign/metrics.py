@@ -81,13 +81,20 @@ def tpot(request: RequestRecord) -> float | None:
     return (request.finish - request.first_token) / (request.output_tokens - 1)
 
 
-def meets_slo(request: RequestRecord, slo: SLO) -> bool:
-    """Whether a request finished and met every target; one token is never too slow a TPOT."""
+def meets_slo(request: RequestRecord, slo: SLO, scale: float = 1.0) -> bool:
+    """Whether a request finished and met every target; one token is never too slow a TPOT.
+
+    Args:
+        request: One that has a TPOT target of its own is held to that.
+        slo: Targets of the others.
+        scale: Times each target.
+    """
     if request.finish is None:
         return False
+    own = slo.tpot if request.slo_tpot is None else request.slo_tpot
     return all(
-        target is None or value is None or value <= target
-        for target, value in ((slo.ttft, ttft(request)), (slo.tpot, tpot(request)))
+        target is None or value is None or value <= scale * target
+        for target, value in ((slo.ttft, ttft(request)), (own, tpot(request)))
     )
 
 
@@ -104,6 +111,9 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
 def slo_values(requests: Sequence[RequestRecord], slo: SLO) -> dict[str, float | None]:
     """TTFT and TPOT at the SLO's percentile: what must not exceed the targets.
 
+    A request with a TPOT target of its own counts as if its TPOT were by as much nearer to, or
+    further from, the common one.
+
     Returns:
         "ttft" and "tpot" in seconds. Requests that never came so far count as infinitely slow;
         None if no request has such a figure.
@@ -112,8 +122,16 @@ def slo_values(requests: Sequence[RequestRecord], slo: SLO) -> dict[str, float |
     waiting = [math.inf] * sum(r.first_token is None for r in requests)
     return {
         "ttft": percentile(_defined(map(ttft, requests)) + waiting, slo.percentile),
-        "tpot": percentile(_defined(map(tpot, requests)) + late, slo.percentile),
+        "tpot": percentile(_defined(_on_common(r, slo) for r in requests) + late, slo.percentile),
     }
+
+
+def _on_common(request: RequestRecord, slo: SLO) -> float | None:
+    """A request's TPOT, on the scale of the common target."""
+    value = tpot(request)
+    if value is None or request.slo_tpot is None or slo.tpot is None:
+        return value
+    return value * slo.tpot / request.slo_tpot
 
 
 def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:

@@ -36,6 +36,7 @@ class RequestRecord:
         replica: The replica that served it.
         cached_tokens: Prompt tokens whose KV rows another request had left behind.
         num_preemptions: Times that it lost its KV rows and was computed again.
+        slo_tpot: Its own target of seconds per token; None for the run's.
     """
 
     request_id: int
@@ -52,6 +53,14 @@ class RequestRecord:
     replica: int = 0
     cached_tokens: int = 0
     num_preemptions: int = 0
+    slo_tpot: float | None = None
+
+
+def own_targets(requests: pd.DataFrame) -> list[float | None]:
+    """Seconds per token that each request of a trace asks for itself; None for the run's target."""
+    if "slo_tpot" not in requests:
+        return [None] * len(requests)
+    return [None if seconds != seconds else seconds for seconds in requests["slo_tpot"].tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,8 @@ def _clear(folder: Path) -> None:
 
 
 def _read_requests(frame: pd.DataFrame, folder: Path) -> list[RequestRecord]:
+    if "slo_tpot" not in frame:  # from before requests had targets of their own
+        frame = frame.assign(slo_tpot=None)
     names = _checked_names(frame, RequestRecord, folder)
     if frame["request_id"].duplicated().any():
         raise InputError(f"a request stands twice in {folder / 'requests.parquet'}. {_AGAIN}")

@@ -204,6 +204,8 @@ def _write(trace: Trace, out: str) -> None:
             say(f"trace {trace.name}: no prefix blocks, so every prompt in {out} gets its own")
         if "speculates" in trace.requests:
             say(f"trace {trace.name}: {out} does not say which requests are never drafted for")
+        if "slo_tpot" in trace.requests:
+            say(f"trace {trace.name}: {out} does not say which requests have targets of their own")
         write_mooncake(trace, out)
     else:
         (write_csv if out.endswith(".csv") else write_parquet)(trace, out)

@@ -263,6 +263,7 @@ def _merged(
             r.arrival,
             len(r.prompt_ids),
             replica=run.routed.get(r.request_id, 0),
+            slo_tpot=r.slo_tpot,
         )
         for r in requests
     ]

@@ -80,6 +80,7 @@ class ServingLog:
             request.arrival,
             len(request.prompt_ids),
             replica=self._replica,
+            slo_tpot=request.slo_tpot,
         )
 
     @property

@@ -130,8 +130,7 @@ def outcome_of(
 
 def _share_in_slo(requests: Sequence[RequestRecord], slo: SLO, factor: float) -> float:
     """Share of requests that meet the targets times a factor."""
-    scaled = _scaled(slo, factor)
-    return sum(meets_slo(request, scaled) for request in requests) / max(len(requests), 1)
+    return sum(meets_slo(r, slo, factor) for r in requests) / max(len(requests), 1)
 
 
 def score(
@@ -283,11 +282,3 @@ def spread_over_seeds(groups: Iterable[Sequence[Outcome]]) -> dict[str, float]:
             if len(values) > 1 and all(map(math.isfinite, values)) and np.mean(values):
                 found.setdefault(name, []).append(float(np.std(values, ddof=1) / np.mean(values)))
     return {name: math.sqrt(float(np.mean(np.square(v)))) for name, v in found.items()}
-
-
-def _scaled(slo: SLO, factor: float) -> SLO:
-    return SLO(
-        ttft=None if slo.ttft is None else slo.ttft * factor,
-        tpot=None if slo.tpot is None else slo.tpot * factor,
-        percentile=slo.percentile,
-    )

@@ -26,6 +26,7 @@ from codesign.errors import InputError, counted
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.options import AS_THE_RUN, RequestOptions
 from codesign.prompts.pool import EncodeChat, EncodedPool
+from codesign.records import own_targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +111,8 @@ def bind_prompts(
     Args:
         trace_requests: (R,) rows with arrival (s), prompt_tokens, output_tokens, category; the
             category "" takes a prompt of any category. ``speculates`` if a request may opt out,
-            ``hash_ids`` if prompts have common blocks.
+            ``slo_tpot`` if it may have a target of its own, ``hash_ids`` if prompts have common
+            blocks.
         prompts: The pool, usually ``load_prompts("run")``.
         encode_chat: See ``EncodeChat``; called once or twice for each prompt of the pool.
         seed: Of the choice of prompts. Request r gets the same prompt whatever comes after it.
@@ -129,6 +131,7 @@ def bind_prompts(
     blocks = _common_blocks(trace_requests) if "hash_ids" in trace_requests else None
     text = pool.block_text()
     wants = trace_requests["speculates"].tolist() if "speculates" in trace_requests else None
+    targets = own_targets(trace_requests)
     bound = []
     for row, (arrival, wanted, output, category) in enumerate(
         zip(*(trace_requests[name] for name in columns), strict=True)
@@ -142,7 +145,9 @@ def bind_prompts(
         )
         category = prompts[chosen].category
         options = AS_THE_RUN if wants is None or wants[row] else NO_SPECULATION
-        bound.append(BoundRequest(row, float(arrival), category, ids, int(output), options=options))
+        bound.append(
+            BoundRequest(row, float(arrival), category, ids, int(output), targets[row], options)
+        )
     _check_positions(bound, max_positions=max_positions)
     return bound
 

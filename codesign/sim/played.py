@@ -155,7 +155,7 @@ class PlayedBatch:
         if not request.speculates:
             self._plain[request.request_id] = request.prompt_tokens
         prompt = (PROMPT_TOKEN,) * request.prompt_tokens
-        return Admission(request.request_id, prompt, request.output_tokens)
+        return Admission(request.request_id, prompt, request.output_tokens, request.slo_tpot)
 
     def _commit_first(self, admissions: Sequence[Admission]) -> None:
         for admission in admissions:

@@ -130,4 +130,5 @@ def _as_entering(request: SimulatedRequest, cached_tokens: int) -> Entering:
         emitted_before=request.emitted,
         shared_tokens=request.shared_tokens,
         speculates=request.speculates,
+        slo_tpot=record.slo_tpot,
     )

@@ -119,11 +119,13 @@ class Replica:
             self._wake = None
 
     def _queued(self, request: SimulatedRequest) -> QueuedRequest:
+        record = request.record
         answer = 0 if self._takes_rows else request.output_tokens - request.emitted
         kv_tokens = request.prompt_tokens + answer + self._round_rows
-        number = request.record.request_id
         prompt = request.prompt_tokens if request.prompt_left else 0
-        return QueuedRequest(number, request.record.arrival, kv_tokens, request.blocks, prompt)
+        return QueuedRequest(
+            record.request_id, record.arrival, kv_tokens, request.blocks, prompt, record.slo_tpot
+        )
 
     def run(self) -> Process:
         """Serve for ever; waits when there is nothing to do."""

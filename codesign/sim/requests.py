@@ -10,7 +10,7 @@ import numpy as np
 from codesign.errors import InputError
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.speculation import SpeculationSpec
-from codesign.records import RequestRecord
+from codesign.records import RequestRecord, own_targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,16 +81,17 @@ def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Sim
         raise InputError("every request needs at least 1 prompt token and 1 output token")
     if not np.isfinite(arrival).all():
         raise InputError("every request needs a time of arrival, in seconds")
-    rows = zip(category, arrival, prompt, output, hash_ids, speculates, strict=True)
+    targets = own_targets(requests)
+    rows = zip(category, arrival, prompt, output, hash_ids, speculates, targets, strict=True)
     return {
         number: SimulatedRequest(
-            RequestRecord(number, kind, at, num_prompt),
+            RequestRecord(number, kind, at, num_prompt, slo_tpot=target),
             num_output,
             tuple(blocks[: num_prompt // PREFIX_BLOCK]),
             prompt_left=num_prompt,
             speculates=bool(wants),
         )
-        for number, (kind, at, num_prompt, num_output, blocks, wants) in enumerate(rows)
+        for number, (kind, at, num_prompt, num_output, blocks, wants, target) in enumerate(rows)
     }
 
 

@@ -30,6 +30,7 @@ class Entering:
         emitted_before: Tokens emitted before an eviction.
         shared_tokens: KV rows of the prefix cache that it uses.
         speculates: The draft is told of it; else it decodes plainly beside the others.
+        slo_tpot: Its own target of seconds per token; None for the run's.
     """
 
     request_id: int
@@ -40,6 +41,7 @@ class Entering:
     emitted_before: int = 0
     shared_tokens: int = 0
     speculates: bool = True
+    slo_tpot: float | None = None
 
 
 @dataclass(slots=True)

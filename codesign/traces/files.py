@@ -7,6 +7,7 @@ from pathlib import Path
 
 from codesign.artifacts import SCHEMA_VERSION, header, sha256, write_table, write_text
 from codesign.errors import InputError
+from codesign.records import own_targets
 from codesign.traces.catalog import bundled_path, cached_path, find_published, find_twin
 from codesign.traces.formats import CSV_MARK, read_requests
 from codesign.traces.trace import FIELD_BREAKS, Trace
@@ -97,5 +98,8 @@ def csv_text(trace: Trace) -> str:
     if "speculates" in requests:
         names.append("speculates")
         columns.append(["1" if wants else "0" for wants in requests["speculates"]])
+    if "slo_tpot" in requests:
+        names.append("slo_tpot")
+        columns.append(["" if own is None else f"{own:.6g}" for own in own_targets(requests)])
     lines = map(",".join, zip(*columns, strict=True))
     return "\n".join([f"{CSV_MARK}{json.dumps(meta)}", ",".join(names), *lines, ""])

@@ -7,7 +7,8 @@ Formats, told apart by content and not by file name; gzip is accepted for all bu
 - BurstGPT: CSV ``Timestamp`` (seconds), ``Request tokens``, ``Response tokens``, other columns
   ignored. Failed requests have 0 response tokens (its README); they are dropped with a note.
 - Mooncake: JSON Lines (``traces.mooncake``).
-- Ours: CSV ``arrival,prompt_tokens,output_tokens[,category][,hash_ids][,speculates]``, and Parquet.
+- Ours: Parquet, and CSV ``arrival,prompt_tokens,output_tokens`` with any of ``category``,
+  ``hash_ids``, ``speculates`` and ``slo_tpot``.
 
 The checks are in ``traces.checks``.
 """
@@ -36,7 +37,8 @@ from codesign.traces.mooncake import read_mooncake
 from codesign.traces.opening import load_csv, one_line_errors, open_file
 
 _MAX_HEADER = 2**16
-_OPTIONAL = ("category", "hash_ids", "speculates")  # columns of ours
+_OPTIONAL = ("category", "hash_ids", "speculates", "slo_tpot")  # columns of ours
+_SLOWEST = 60.0  # seconds a token: a target above is one in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) ->
 
 
 def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
-    """Kind of prompt, and whether a request may be drafted for."""
+    """Kind of prompt, whether a request may be drafted for, and its own target."""
     if "category" in frame:
         requests["category"] = _series(frame, "category").fillna("").map(str).astype(object)
     if "speculates" in frame:
@@ -160,6 +162,19 @@ def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None
             at = int(wrong[0])
             raise rows.error(at, f"speculates is {str(values.iloc[at])[:40]}, not 0 or 1")
         requests["speculates"] = numbers.astype(bool)
+    if "slo_tpot" in frame:
+        values = _series(frame, "slo_tpot")
+        numbers = cast("pd.Series", pd.to_numeric(values, errors="coerce"))
+        wrong = np.flatnonzero((values.notna() & ~numbers.between(0, _SLOWEST, "right")).to_numpy())
+        if len(wrong):
+            at = int(wrong[0])
+            raise rows.error(
+                at,
+                f"slo_tpot is {str(values.iloc[at])[:40]}, not seconds a token above 0 and up to "
+                f"{_SLOWEST:g}",
+                "divide milliseconds by 1000; leave it empty for the target of the run",
+            )
+        requests["slo_tpot"] = numbers.astype(np.float64)
 
 
 def _series(frame: pd.DataFrame, name: str) -> pd.Series:

@@ -32,8 +32,9 @@ class Trace:
         name: Short name, such as ``azure-conv``.
         requests: One row a request: arrival (float64 seconds, first is 0), prompt_tokens and
             output_tokens (int64, at least 1), category (text, empty if unknown) and, for some,
-            hash_ids (a list with one id for each block of 512 prompt tokens) and speculates (false:
-            never drafted for). Read-only.
+            hash_ids (a list with one id for each block of 512 prompt tokens), speculates (false:
+            never drafted for) and slo_tpot (float64 seconds per token, NaN for the run's target).
+            Read-only.
         source: The file, or ``synthetic:<preset>``.
         notes: Everything that was done to the rows, one sentence each; always show them.
         sha256: Of the file; for a synthetic trace, of the CSV that ``write_csv`` writes.

@@ -33,7 +33,7 @@ from codesign.policy.resting import Resting
 from codesign.policy.speculation import parse_policy
 from codesign.policy.turns import Turns, turn_prices
 from codesign.prompts import BoundRequest
-from codesign.records import RunRecords
+from codesign.records import RunRecords, own_targets
 from codesign.sim import simulate
 from codesign.sim.acceptance import PROMPT_TOKEN, TRUE_TOKEN, SyntheticDrafter
 from codesign.sim.batches import policy_of
@@ -182,6 +182,8 @@ def case_of(chance: random.Random, label: str, target: StepTime | None = None):
             "speculates": [chance.random() < 0.85 for _ in range(count)],
         }
     )
+    own = [chance.choice([None, None, 1e-3, 0.02, 10.0]) for _ in range(count)]
+    requests["slo_tpot"] = pd.Series(own, dtype=float)
     draft = 0.01 * 10 ** chance.uniform(-2, 0.2)
     cost = RoundCost(
         *(step_time(chance, seconds) for seconds in (0.01, draft, 0.01, draft)),
@@ -232,9 +234,9 @@ def served(requests, candidate, fit, serving, slo, steps: Steps) -> RunRecords:
     bound = [
         BoundRequest(
             row.Index, row.arrival, "", (PROMPT_TOKEN,) * row.prompt_tokens, row.output_tokens,
-            options=RequestOptions(speculates=row.speculates),
+            own, RequestOptions(speculates=row.speculates),
         )
-        for row in requests.itertuples()
+        for row, own in zip(requests.itertuples(), own_targets(requests), strict=True)
     ]  # fmt: skip
     spec, outputs = candidate.speculation, requests["output_tokens"].tolist()
     cost = fit.costs[candidate.deployment.label]

@@ -73,10 +73,10 @@ def test_the_key_of_a_search_depends_on_all_that_its_simulations_do():
     columns = {"arrival": [0.0, 1.0], "prompt_tokens": [5, 6], "output_tokens": 9, "category": ""}
     base = {"requests": pd.DataFrame(columns), "fit_sha256": "a", "slo": SLO(tpot=0.1)}
     base["serving"] = Serving(max_kv_tokens=4096)
-    added = {"arrival": 0.5, "hash_ids": [[1], [2]], "speculates": [True, False]}
+    added = {"arrival": 0.5, "hash_ids": [[1], [2]], "speculates": [True, False], "slo_tpot": 0.1}
     changes = [{"requests": base["requests"].assign(**{k: v})} for k, v in added.items()]
     changes += [{"fit_sha256": "b"}, {"slo": SLO(tpot=0.2)}, {"serving": Serving()}]
     changes += [{"serving": Serving(max_kv_tokens=4096, prefill_chunk=64)}]
     keys = [search_key(**base), *(search_key(**{**base, **change}) for change in changes)]
-    assert len(set(keys)) == len(keys) == 8
+    assert len(set(keys)) == len(keys) == 9
     assert search_key(**base) == keys[0]

@@ -1,0 +1,130 @@
+"""A request may bring a TPOT target of its own: from the trace's file to attainment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from codesign.artifacts import read_table, write_table
+from codesign.candidate import Candidate
+from codesign.config import SLO, Serving, parse_deployment
+from codesign.errors import InputError
+from codesign.fit.what_if import what_if_fit
+from codesign.metrics import meets_slo, slo_values, summarise
+from codesign.policy.speculation import parse_policy
+from codesign.prompts import Prompt, bind_prompts
+from codesign.records import RequestRecord, RoundLog, RunRecords
+from codesign.run_directory import read_run, write_run
+from codesign.sim import simulate
+from codesign.traces import load_trace, write_csv, write_parquet
+
+OWN = [0.02, None, 0.5]
+
+
+def trace_file(folder, values=("0.02", "", "0.5")):
+    rows = [f"{number},5,3,chat,{value}" for number, value in enumerate(values)]
+    path = folder / "mine.csv"
+    path.write_text("\n".join(["arrival,prompt_tokens,output_tokens,category,slo_tpot", *rows, ""]))
+    return path
+
+
+def finished(tpot: float, own: float | None) -> RequestRecord:
+    return RequestRecord(
+        0, "", 0.0, 5, 11, admitted=0.0, first_token=1.0, finish=1.0 + 10 * tpot, slo_tpot=own
+    )
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_csv, "a.csv"), (write_parquet, "a.parquet")])
+def test_targets_come_from_the_file_and_reach_the_engine(tmp_path, write, name):
+    trace = load_trace(trace_file(tmp_path))
+    write(trace.slice(0, 99), tmp_path / name)
+    again = load_trace(tmp_path / name)
+    prompts = [Prompt("a", "chat", "run", "Hello")]
+    bound = bind_prompts(again.requests, prompts, lambda text: [*text.encode()], seed=0)
+    assert [request.slo_tpot for request in bound] == OWN
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "50ms", "inf", "nan?", "61"])
+def test_a_target_that_is_no_time_is_named(tmp_path, value):
+    with pytest.raises(InputError, match=r"line 3.*slo_tpot is .*divide milliseconds by 1000"):
+        load_trace(trace_file(tmp_path, ("0.02", value, "0.5")))
+
+
+def test_a_request_is_held_to_its_own_target():
+    slo = SLO(tpot=0.1)
+    assert meets_slo(finished(0.3, 0.5), slo)
+    assert not meets_slo(finished(0.3, None), slo)
+    assert not meets_slo(finished(0.05, 0.02), slo)
+    assert meets_slo(finished(0.05, None), slo)
+    assert not meets_slo(finished(0.05, 0.02), SLO())  # also where the others have none
+
+
+def test_targets_are_scaled_together():
+    assert meets_slo(finished(0.05, 0.04), SLO(ttft=0.5), 2.0)
+    assert not meets_slo(finished(0.05, 0.04), SLO(ttft=0.4), 2.0)
+    assert not meets_slo(finished(0.05, 0.02), SLO(ttft=0.5), 2.0)
+
+
+def test_the_percentile_is_of_what_was_asked():
+    requests = [finished(0.3, 0.5), finished(0.03, 0.02), finished(0.05, None)]
+    assert slo_values(requests, SLO(tpot=0.1, percentile=100))["tpot"] == pytest.approx(0.15)
+    assert slo_values(requests, SLO(percentile=100))["tpot"] == pytest.approx(0.3)
+
+
+def test_runs_keep_targets_and_older_runs_have_none(tmp_path):
+    records = RunRecords(
+        [finished(0.3, 0.5), replace(finished(0.3, None), request_id=1)], RoundLog(), 5.0, []
+    )
+    write_run(tmp_path, records, origin="measured", summary={}, seed=0)
+    assert [r.slo_tpot for r in read_run(tmp_path).records.requests] == [0.5, None]
+    path = tmp_path / "requests.parquet"
+    frame, head = read_table(path, kind="requests")
+    write_table(path, frame.drop(columns="slo_tpot"), head)
+    assert [r.slo_tpot for r in read_run(tmp_path).records.requests] == [None, None]
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return what_if_fit("h100", 2, "llama-3.1-70b:int4", "llama-3.2-1b:int4")
+
+
+def simulated(fit, policy: str, own: list[float | None], serving: Serving, slo: SLO):
+    count = len(own)
+    requests = pd.DataFrame(
+        {
+            "arrival": [0.0] * count,
+            "prompt_tokens": [300] * count,
+            "output_tokens": [40] * count,
+            "slo_tpot": pd.Series(own, dtype=float),
+        }
+    )
+    candidate = Candidate(parse_deployment("2"), parse_policy(policy), 4)
+    return simulate(requests, candidate, fit, serving=serving, slo=slo, seed=3)
+
+
+def test_attainment_counts_own_targets(fit):
+    slo, own = SLO(tpot=1.0), [1e-6, None, None, 1e-6]
+    records = simulated(fit, "chain-3", own, Serving(), slo)
+    assert summarise(records, slo).slo_attainment == 0.5
+    assert [r.slo_tpot for r in records.requests] == own
+
+
+def test_a_policy_verifies_more_for_whom_it_hurries(fit):
+    slo = SLO(tpot=1.0)
+    drafted = [
+        [r.num_draft_tokens for r in simulated(fit, "adaserve-4x2x8", own, Serving(), slo).requests]
+        for own in ([None] * 4, [1e-6, None, None, None])
+    ]
+    assert drafted[1][0] > drafted[0][0]
+
+
+def test_who_joins_next_is_told_of_own_targets(fit):
+    slo = SLO(ttft=0.3, tpot=1.0)
+    serving = Serving(scheduling="slo")
+    admitted = [
+        [r.admitted for r in simulated(fit, "plain", own, serving, slo).requests]
+        for own in ([None] * 12, [0.012] * 4 + [None] * 8)
+    ]
+    assert admitted[0] != admitted[1]
