@@ -62,9 +62,10 @@ trees keep next to no target there.
 **What the 8B showed.** "conv" at 1.2, batch tree of the 8B: 13 % where plain decoding has 37.
 Rounds of 24 requests took as long as the TPOT target; whoever joined had missed it at once, held
 nobody up, and so the batch stayed full. Simulated with steps 1.2 times the fit's the same happens
-(9 %, plain 29). Since then [nobody joins a batch that is too slow](policies.md#who-joins-next): 28 and 31 % (no
-file). Nor had these runs the newer rule for answers that end soon; the simulations in brackets are
-by the code that served.
+(9 %, plain 29). Since then
+[nobody joins a batch that is too slow](policies.md#who-joins-next): 28 and 31 % (no file).
+Nor had these runs the newer rule for answers that end soon; the simulations in brackets are by the
+code that served.
 
 **With both rules**, the 8B on one H200, 28 November, 04:33 UTC
 (`policies_8b_targets_2026-11-28_h200.json`, shares at scale 1, in brackets simulated): "conv" at
