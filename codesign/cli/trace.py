@@ -9,7 +9,7 @@ from codesign.cli.argument_types import above_0, non_negative, out_file, positiv
 from codesign.cli.output import add_output_arguments, emit, progress, say
 from codesign.cli.tables import table
 from codesign.cli.trace_argument import add_change_arguments, changed_trace
-from codesign.errors import UsageError
+from codesign.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from codesign.traces import LengthSummary, Trace, TraceSummary
@@ -245,6 +245,11 @@ def _show_text(trace: Trace, summary: TraceSummary, out: str | None) -> str:
     if summary.categories:
         shares = (f"{n} {c / len(trace):.0%}" for n, c in summary.categories.items())
         lines.append(f"categories  {', '.join(shares)}")
+    if summary.tightest_target is not None:
+        lines.append(
+            f"targets     {counted(summary.own_targets, 'request')} with TPOT targets of their "
+            f"own, {1e3 * summary.tightest_target:g} ms at least"
+        )
     lines += [f"note        {note}" for note in trace.notes]
     if out is not None:
         lines.append(f"written     {out}")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from codesign.cli.argument_types import above_0, non_negative, positive
 from codesign.cli.output import say
-from codesign.errors import UsageError
+from codesign.errors import UsageError, counted
+from codesign.records import own_targets
 
 if TYPE_CHECKING:
     from codesign.traces import Trace
@@ -33,9 +34,21 @@ def trace_from_args(args: argparse.Namespace) -> Trace:
         InputError: If the trace cannot be used.
     """
     trace = changed_trace(args)
-    for note in trace.notes:
+    notes = [*trace.notes, *_targets_note(trace)]
+    for note in notes:
         say(f"trace {trace.name}: {note}")
     return trace
+
+
+def _targets_note(trace: Trace) -> list[str]:
+    """How a percentile counts requests that have TPOT targets of their own, if some do."""
+    num = sum(own is not None for own in own_targets(trace.requests))
+    if not num:
+        return []
+    return [
+        f"{num:,} of {counted(len(trace), 'request')} have TPOT targets of their own, each held to "
+        "its own; in a TPOT at the percentile theirs count on the scale of --slo-tpot-ms"
+    ]
 
 
 def add_change_arguments(group: Any) -> None:

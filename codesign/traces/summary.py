@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign.records import own_targets
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -41,6 +43,8 @@ class TraceSummary:
         prefix_hit_rate: Share of prompt blocks that an infinite prefix cache has already seen
             from the prompt's start; None without hash_ids.
         categories: Requests of each category.
+        own_targets: How many requests have a TPOT target of their own.
+        tightest_target: The least of these, in seconds per token; None without any.
     """
 
     num_requests: int
@@ -52,6 +56,8 @@ class TraceSummary:
     output: LengthSummary
     prefix_hit_rate: float | None
     categories: dict[str, int]
+    own_targets: int
+    tightest_target: float | None
 
 
 def summarise(trace: Trace) -> TraceSummary:
@@ -62,6 +68,7 @@ def summarise(trace: Trace) -> TraceSummary:
     gaps = np.diff(arrival)
     mean_gap = gaps.mean() if len(gaps) else 0.0
     counts = requests["category"].value_counts().sort_index()
+    targets = [own for own in own_targets(requests) if own is not None]
     return TraceSummary(
         num_requests=len(requests),
         duration=trace.duration,
@@ -73,6 +80,8 @@ def summarise(trace: Trace) -> TraceSummary:
         output=_lengths(requests, "output_tokens"),
         prefix_hit_rate=prefix_hit_rate(list(requests["hash_ids"])) if has_blocks else None,
         categories={str(name): int(count) for name, count in counts.items() if name},
+        own_targets=len(targets),
+        tightest_target=min(targets, default=None),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 
 from codesign.artifacts import read_table, write_table
 from codesign.candidate import Candidate
+from codesign.cli import main
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.fit.what_if import what_if_fit
@@ -128,3 +130,21 @@ def test_who_joins_next_is_told_of_own_targets(fit):
         for own in ([None] * 12, [0.012] * 4 + [None] * 8)
     ]
     assert admitted[0] != admitted[1]
+
+
+def test_commands_say_that_requests_have_targets_of_their_own(tmp_path, capsys):
+    file = trace_file(tmp_path)
+    assert main(["trace", "show", str(file)]) == 0
+    assert "2 requests with TPOT targets of their own, 20 ms at least" in capsys.readouterr().out
+    assert main(["trace", "show", str(file), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert (summary["own_targets"], summary["tightest_target"]) == (2, 0.02)
+    words = ["simulate", "--trace", str(file), "--device", "h100", "--gpus", "1"]
+    words += ["--target", "llama-3.1-8b:int4", "--draft", "llama-3.2-1b:int4"]
+    words += ["--policy", "plain", "--slo-tpot-ms", "100"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "2 of 3 requests have TPOT targets of their own" in capsys.readouterr().err
+    kept = read_run(tmp_path / "run").records.requests
+    assert [request.slo_tpot for request in kept] == OWN
+    assert main(["trace", "show", str(file), "--out", str(tmp_path / "t.jsonl")]) == 0
+    assert "does not say which requests have targets of their own" in capsys.readouterr().err
