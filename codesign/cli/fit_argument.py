@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from codesign.fit import Fit
 
 DEFAULT_FILE = "fit.json"  # where codesign fit writes
-DEFAULT_FIT_NAME = "smollm2-135m-cpu"  # of those that ship
 _PAIR = ("gpus", "target", "draft")
 
 
 def add_fit_argument(group: Any) -> None:
     """Add ``--fit`` and its alternative to a parser or one of its groups."""
+    from codesign.models import DEFAULT_FIT_NAME  # light: this is for help, too
+
     group.add_argument(
         "--fit",
         metavar="FIT",

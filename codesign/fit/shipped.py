@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from codesign.artifacts import read_json
 from codesign.artifacts.machine import machine_name
 from codesign.fit import ROOFLINE, Fit
+from codesign.models import DEFAULT_FIT_NAME
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from codesign.policy.walk import Sampling
 
 FITS = Path(__file__).parents[1] / "data" / "fits"
-DEFAULT_FIT = FITS / "smollm2-135m-cpu" / "fit.json"
+DEFAULT_FIT = FITS / DEFAULT_FIT_NAME / "fit.json"
 
 
 # Shapes of the same sizes.

