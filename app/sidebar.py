@@ -144,7 +144,7 @@ def choose_machine() -> Machine:
         "Step times", [SHEETS, *fits], key="fit", bind=LINK,
         format_func=lambda name: fits.get(name, name),
         help="GPUs by name: as measured on such GPUs, if the package has them with these models, "
-        "else from data sheets.",
+        "extrapolated if these are more than were measured, else from data sheets.",
     )  # fmt: skip
     if fit != SHEETS:
         return Machine(fit=fit)

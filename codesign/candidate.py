@@ -103,7 +103,8 @@ class ScoredCandidate:
         predicted: Figures of ``metrics.Metrics`` by name, and "ttft_slo" and "tpot_slo", the values
             at the SLO's percentile. Seconds, tokens per second, requests per second, shares.
         spans: Mean seconds per round of each span.
-        origin: Where the step times come from: "measured", "fitted" or "roofline".
+        origin: Where the step times come from: "measured", "fitted", "extrapolated"
+            from measurements on fewer workers, or "roofline".
         is_feasible: Whether it meets the SLO.
         saturation: How it bears the load: "stable", "backlogged" or "overloaded".
         num_seeds: Simulations that the figures are means of: several only of finalists; 1, too,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from codesign.config import parse_deployment
 from codesign.dashboard.profile_charts import floor_chart, step_chart
 from codesign.dashboard.profiles import (
     OP_TITLES,
@@ -83,6 +84,10 @@ def show_fit(entries: list[FitEntry]) -> None:
     )
     if fit.origin == "roofline":
         st.caption("From data sheets: nothing was measured, so there are no points.")
+    elif fit.origin_of(parse_deployment(split)) == "extrapolated":
+        st.caption(
+            "Extrapolated from fewer GPUs: nothing was measured here, so there are no points."
+        )
     elif points is None:
         st.caption("Line: the fit. Its measurements are not in this folder; to make some:")
         st.code(MEASURE, language="shell")

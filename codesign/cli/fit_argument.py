@@ -36,8 +36,8 @@ def add_fit_argument(group: Any) -> None:
         "--device",
         metavar="GPU",
         help="instead of --fit: a GPU such as h100, or FILE.json with a data sheet, with --gpus, "
-        "--target and --draft; step times measured on it if the package has them, else from data "
-        "sheets",
+        "--target and --draft; step times measured on it if the package has them, extrapolated to "
+        "more GPUs than were measured, else from data sheets",
     )
     group.add_argument("--gpus", type=positive, metavar="N", help="number of GPUs of --device")
     group.add_argument(
@@ -94,7 +94,8 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
 
 def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     from codesign.artifacts import sha256
-    from codesign.fit import ROOFLINE
+    from codesign.fit import EXTRAPOLATED, ROOFLINE
+    from codesign.fit.extrapolated import extent
     from codesign.fit.what_if import beyond_measured, device_fit, kept_fit
 
     missing = [name for name in _PAIR if getattr(args, name) is None]
@@ -110,8 +111,10 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     source = f"fitted to measurements on {machine}"
     if fit.origin == ROOFLINE:
         source = f"roofline of {machine} (data sheets, not measured)"
+    elif fit.origin == EXTRAPOLATED:
+        source = f"{machine}, {extent(fit)}"
     say(f"fit: {source}; acceptance {fit.acceptance_origin}")
-    if measured := beyond_measured(args.device, fit):
+    if measured := beyond_measured(fit):
         say(f"note: {measured}")
     dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
     # A data sheet that was edited is another one: plans made with it before keep their fit.

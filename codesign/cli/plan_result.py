@@ -149,10 +149,10 @@ def doubt_text(plan: Plan) -> str:
 
 
 def _doubts(plan: Plan, fit: Fit) -> str:
-    from codesign.fit import ROOFLINE
+    from codesign.fit import SHEETS
     from codesign.fit.profile_command import profile_command
 
-    where = ", on such a machine" if fit.origin == ROOFLINE else ""
+    where = ", on such a machine" if fit.origin in SHEETS else ""
     return f"{doubt_text(plan)}; to find out{where}: {profile_command(fit)}"
 
 
@@ -176,8 +176,15 @@ def _origin(plan: Plan, fit: Fit) -> str:
         if (name := f"{label}/{op}") in fit.errors
     ]
     shown = f" (held-out error: {', '.join(errors)})" if errors else ""
-    times = f"step times {plan.chosen.origin}{shown}"
+    times = f"step times {_words(plan.chosen.origin, fit)}{shown}"
     return f"{times}, acceptance {fit.acceptance_origin}, predictions simulated"
+
+
+def _words(origin: str, fit: Fit) -> str:
+    from codesign.fit import EXTRAPOLATED
+    from codesign.fit.extrapolated import extent
+
+    return extent(fit) if origin == EXTRAPOLATED else origin
 
 
 def describe(candidate: Candidate) -> str:

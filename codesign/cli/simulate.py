@@ -168,13 +168,14 @@ def _predict(args: argparse.Namespace) -> None:
             progress=report,
         )
     metrics = summarise(records, slo)
+    origin = fit.origin_of(candidate.deployment)
     payload = {
         "candidate": candidate.to_dict(),
         "label": candidate.label,
         "trace": {"name": trace.name, "sha256": trace.sha256, "notes": list(trace.notes)},
         "slo": slo,
         "serving": serving.to_dict(),
-        "data": fit.origin,
+        "data": origin,
         "acceptance": fit.acceptance_origin,
         "metrics": metrics.to_dict(),
     }
@@ -188,7 +189,7 @@ def _predict(args: argparse.Namespace) -> None:
             inputs={"fit": fit_file},
         )
         say(f"wrote {args.out}")
-    data = f"step times {fit.origin}, acceptance {fit.acceptance_origin}"
+    data = f"step times {origin}, acceptance {fit.acceptance_origin}"
     emit(args, {**payload, "out": args.out}, lambda: _as_text(candidate, metrics, slo, data))
 
 

@@ -134,7 +134,11 @@ def scope(prediction: Prediction) -> str:
     number = f"{prediction.num_requests:,} of {prediction.num_in_trace:,} requests"
     if prediction.is_whole:
         number = f"all {counted(prediction.num_requests, 'request')}"
-    times = {"roofline": "from data sheets, not measured", "fitted": "fitted to measurements"}
+    times = {
+        "roofline": "from data sheets, not measured",
+        "extrapolated": "measured on fewer GPUs, extrapolated by data sheets",
+        "fitted": "fitted to measurements",
+    }
     return (
         f"Simulated: {number}. Step times {times.get(prediction.scored.origin, '')} "
         f"({prediction.scored.origin}); acceptance {prediction.acceptance_origin}. Ranges "

@@ -9,7 +9,7 @@ from codesign.export.lengths import Lengths
 from codesign.export.problem import Problem
 from codesign.export.setup import Loss
 from codesign.export.wishes import Wish
-from codesign.fit import ROOFLINE
+from codesign.fit import SHEETS
 from codesign.planner.search_space import longest_request
 
 
@@ -26,7 +26,7 @@ def decoding_group(problem: Problem, wish: Wish, losses: list[Loss]) -> tuple[in
         return size, have if str(have) in known else None
     sizes = _sizes(problem, have)
     fits = [size for size in sizes if str(size) in known and _room(problem, size) >= 0]
-    if not fits and (any(str(size) in known for size in sizes) or problem.fit.origin == ROOFLINE):
+    if not fits and (any(str(size) in known for size in sizes) or problem.fit.origin in SHEETS):
         raise InputError(_no_room(problem, sizes))
     if not fits:
         size, unit = sizes[-1], None
@@ -116,7 +116,7 @@ def prefill_group(problem: Problem, size: int, losses: list[Loss]) -> int:
 
 def _nearest_group(problem: Problem, asked: int, left: int) -> int:
     sizes = [size for size in range(1, left + 1) if problem.can_cut(size)]
-    if problem.fit.origin == ROOFLINE:
+    if problem.fit.origin in SHEETS:
         sizes = [size for size in sizes if str(size) in problem.fit.costs]
     if not sizes:
         raise InputError(

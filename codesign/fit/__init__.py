@@ -15,7 +15,8 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
     shipped        fits that come with the package; of which machine a fit is
     step_pace      whether a run's steps took what its fit says; profile_command: what measures it
     roofline       step times from data sheets: devices, priced_model
-    what_if        such a fit from a few words on a command line
+    what_if        a fit from a few words on a command line: measured_pair if the package has it,
+                   extrapolated to more GPUs than were measured, else a roofline
 
 Must not import torch.
 """
@@ -26,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.answer_parts import in_parts
@@ -43,9 +44,15 @@ from codesign.fit.steps import MEASURE, StepFit
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.host_cost import SEVERAL
 
+if TYPE_CHECKING:
+    from codesign.config import Deployment
+
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 ROOFLINE = "roofline"  # origin of a fit from data sheets
+EXTRAPOLATED = "extrapolated"  # of one from measurements on fewer GPUs, and data sheets beyond
+SHEETS = (ROOFLINE, EXTRAPOLATED)  # these price every split that holds the weights
+OTHER_PAIR = "not for this pair"  # in the origin of an acceptance that was recorded for another one
 MEDIAN_ERROR = 0.6745  # of the size of a normal error, in standard deviations
 
 
@@ -65,7 +72,7 @@ class Fit:
             ``has_own_recordings``, else the most that they should be off.
         top_k: As temperature: likeliest tokens that the target sampled from, 0 for all.
         top_p: As temperature: share of the chance that it sampled from.
-        origin: "fitted" to measurements, or ROOFLINE.
+        origin: "fitted" to measurements, EXTRAPOLATED or ROOFLINE.
         acceptance_origin: "recorded": token by token; or what it was imported from.
         steps: How each forward was fitted, by "deployment/op".
         calibration_fit: How well the calibration does; None where it is not known.
@@ -119,6 +126,13 @@ class Fit:
     def has_own_recordings(self) -> bool:
         """Whether acceptance was recorded of this pair: neither of another one, nor made up."""
         return self.origin != ROOFLINE and self.acceptance_origin.startswith("recorded")
+
+    def origin_of(self, deployment: Deployment) -> str:
+        """Where its step times come from: some deployments of an extrapolated fit were measured."""
+        labels = [deployment.unit.label]
+        labels += [str(deployment.prefill_workers)] if deployment.prefill_workers else []
+        is_measured = all(f"{label}/target" in self.steps for label in labels)
+        return "fitted" if self.origin == EXTRAPOLATED and is_measured else self.origin
 
     @property
     def answers(self) -> AcceptanceProfile:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codesign.artifacts.machine import hardware, machine_name
-from codesign.fit import ROOFLINE, Fit
+from codesign.fit import EXTRAPOLATED, ROOFLINE, Fit
 from codesign.fit.profile_command import is_of_memory, profile_command
 from codesign.fit.shipped import FITS, machines_of
 from codesign.policy.ahead import asked
@@ -157,7 +157,8 @@ def _source(fit: Fit, fit_file: Path) -> str:
     if fit.origin == ROOFLINE:
         return "which is from data sheets"
     whose = "the one that ships, " if FITS in fit_file.resolve().parents else ""
-    return f"{whose}measured on {' and '.join(machines_of(fit_file))}"
+    there = ", or extrapolated from there" if fit.origin == EXTRAPOLATED else ""
+    return f"{whose}measured on {' and '.join(machines_of(fit_file))}{there}"
 
 
 def _doubt(fit: Fit, fit_file: Path, served: Served) -> str:

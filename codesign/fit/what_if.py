@@ -1,6 +1,7 @@
 """Fits for hardware and pairs of models from a few words on a command line.
 
-What the package has measurements of is taken from these, everything else from data sheets.
+What the package has measurements of is taken from these, more GPUs of such a pair are extrapolated
+from them, and everything else is taken from data sheets.
 
 Must not import torch.
 """
@@ -16,19 +17,19 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import alone, cache_dir
 from codesign.config import parse_deployment
 from codesign.errors import InputError
-from codesign.fit import ROOFLINE, Fit
+from codesign.fit import EXTRAPOLATED, OTHER_PAIR, Fit
 from codesign.fit.devices import load_device
+from codesign.fit.extrapolated import extent, extrapolated_fit, most_measured
+from codesign.fit.measured_pair import covering
 from codesign.fit.priced_model import PADDING, parse_model
-from codesign.fit.roofline import roofline_fit
+from codesign.fit.roofline import Forward, roofline_fit
 from codesign.fit.shipped import DEFAULT_FIT, shipped_pair
-from codesign.policy.cost import RoundCost, StepTime
 
 # Tokens per verification of one pair on six datasets are 2.74 to 3.92 (SwiftSpec, Table 6): what a
 # pair loses or gains on other prompts, and so at least what another pair may.
 OTHER_PAIR_ERROR = 0.18
 DIALLED_ERROR = 0.02  # of the model of runs on recordings, whatever the length of a chain
 INFLATED = "inflated-"  # models of a large one's shape, made of a small one
-_DOUBLINGS = 12  # of the longest prompt timed, within which knots follow the roofline's parabola
 _MAX_STEM = 200  # characters of a file's name; file systems take 255 with what is added
 _SHAPE_DEPTH = 3  # hits in a row after which the chance of the next one does not rise
 
@@ -38,130 +39,59 @@ def device_fit(
 ) -> Fit:
     """The fit of so many GPUs and a pair of models: measured if the package has it, else roofline.
 
-    A measured one is of inflated models, whose steps are those of the shapes they have. It must
-    tell the times of everything that a roofline would price, or of all GPUs in one group and in
-    two: what it then cannot tell is no part of the fit. Else the machine is priced by data sheets
-    as a whole, because one search must not mix two sources. Arguments and errors as of
-    ``what_if_fit``.
+    A measured one is of inflated models, whose steps are those of the shapes they have. If it
+    tells the times of everything that a roofline would price, or of all GPUs in one group and in
+    two, it is taken, and what it cannot tell is no part of the fit. Else the rest is extrapolated
+    from it (extrapolated.py). A pair that was never measured is priced by data sheets as a whole.
+    Arguments and errors as of ``what_if_fit``.
     """
     priced = what_if_fit(device, gpus, target, draft, acceptance=acceptance)
-    path = shipped_pair(load_device(device).name, priced.target, priced.draft)
-    fit = None if path is None else _covering(Fit.load(path), priced)
+    sheet, models = load_device(device), (parse_model(target), parse_model(draft))
+    path = shipped_pair(sheet.name, priced.target, priced.draft)
+    measured = None if path is None else Fit.load(path)
+    fit = None if measured is None else covering(measured, priced)
+    if fit is None and measured is not None:
+        fit = extrapolated_fit(measured, priced, Forward(models[0], sheet, 1), models[1])
     if fit is None:
         return priced
+    fit = _with_acceptance(fit, priced, acceptance)
+    return replace(fit, target=priced.target, draft=priced.draft, device="cuda")
+
+
+def _with_acceptance(fit: Fit, priced: Fit, acceptance: float | None) -> Fit:
+    """A measured fit with the rate that was asked for, or with its own recordings."""
+    if acceptance is not None:
+        return replace(
+            fit,
+            acceptance=dialled_acceptance(fit.acceptance, acceptance),
+            errors={**fit.errors, "acceptance": DIALLED_ERROR},
+            acceptance_origin=priced.acceptance_origin,
+            parts_covariance=(),
+        )
     origin = f"{fit.acceptance_origin} for {fit.target} with {fit.draft}"
-    if fit.target.startswith(INFLATED):
-        origin += ", which answer as a small pair does, not for this pair (--acceptance P: yours)"
-    models = {"target": priced.target, "draft": priced.draft}
-    fit = replace(fit, **models, acceptance_origin=origin, device="cuda")
-    if acceptance is None:
-        return fit
+    if not fit.target.startswith(INFLATED):
+        return replace(fit, acceptance_origin=origin)
     return replace(
         fit,
-        acceptance=dialled_acceptance(fit.acceptance, acceptance),
-        errors={**fit.errors, "acceptance": DIALLED_ERROR},
-        acceptance_origin=priced.acceptance_origin,
-        parts_covariance=(),
+        acceptance_origin=f"{origin}, which answer as a small pair does, {OTHER_PAIR} "
+        "(--acceptance P: yours)",
     )
 
 
-def beyond_measured(device: str, fit: Fit) -> str:
-    """What is measured of a pair on fewer GPUs, where data sheets price so many; "" if nothing.
-
-    Args:
-        device: As the command line names it.
-        fit: From ``device_fit``.
-    """
-    path = shipped_pair(load_device(device).name, fit.target, fit.draft)
-    if fit.origin != ROOFLINE or path is None:
+def beyond_measured(fit: Fit) -> str:
+    """What was measured of a pair, and how far beyond its deployments are told; "" if all were."""
+    if fit.origin != EXTRAPOLATED:
         return ""
-    measured = Fit.load(path)
-    whole = [label for label in fit.costs if label in measured.costs and "+" not in label]
-    if not whole:
-        return ""
-    most = max(whole, key=int)
-    ours, theirs = (1e3 * each.costs[most].target(1, 1000.0) for each in (measured, fit))
+    most, gpus = most_measured(fit), max(parse_deployment(x).num_workers for x in fit.costs)
+    note = f"step times of this pair were {extent(fit)}"
+    label = str(gpus)
+    if gpus <= most or label not in fit.costs:
+        return note
+    ours, theirs = (1e3 * fit.costs[str(n)].target(1, 1000.0) for n in (most, gpus))
     return (
-        f"the engine here was measured with this pair on up to {most} x {device}, where a step of "
-        f"one row takes {ours:.2f} ms; by data sheets, which are for other engines, "
-        f"{theirs:.2f}. It may be as much faster than predicted on more; from measurements: "
-        f"--gpus {most}"
-    )
-
-
-def _covering(fit: Fit, priced: Fit) -> Fit | None:
-    """A measured fit of a roofline's deployments; None if too few of them were measured."""
-    costs, errors = {}, dict(fit.errors)
-    is_whole = _tells_all_gpus(
-        fit, max(parse_deployment(label).num_workers for label in priced.costs)
-    )
-    for label in set(priced.costs) & set(fit.costs):
-        costs[label] = _with_long_prompts(fit, label, priced.costs[label])
-    for label in set(priced.costs) - set(costs):
-        size = parse_deployment(label)
-        sides = _sides(fit, size.target_workers)
-        if size.draft_workers or sides is None:
-            if is_whole:
-                continue
-            return None
-        costs[label] = _joined(costs[sides[0]], costs[sides[1]], priced.costs[label])
-        for side, op in zip(sides, ("target", "draft"), strict=True):
-            errors[f"{label}/{op}"] = fit.errors[f"{side}/{op}"]
-    told = [label for label in priced.costs if label in costs]
-    return replace(fit, costs={label: costs[label] for label in told}, errors=errors)
-
-
-def _tells_all_gpus(fit: Fit, gpus: int) -> bool:
-    """Whether so many GPUs were timed as one group, and as two."""
-    sizes = [parse_deployment(label) for label in fit.costs]
-    return {size.draft_workers > 0 for size in sizes if size.num_workers == gpus} == {False, True}
-
-
-def _with_long_prompts(fit: Fit, label: str, priced: RoundCost) -> RoundCost:
-    """A deployment's cost; beyond the longest prompt timed, rows cost what the roofline says."""
-
-    def longer(op: str, time: StepTime, sheet: StepTime) -> StepTime:
-        largest = fit.steps[f"{label}/{op}"].most_rows
-        if not largest:
-            return time
-        knots = [n for n in (0, *time.rows) if n < largest]
-        more = [largest << doubling for doubling in range(_DOUBLINGS)]
-        seconds = [time(n) for n in dict.fromkeys(knots)]
-        seconds += [time(largest) + sheet(n) - sheet(largest) for n in more]
-        rows = (*dict.fromkeys(knots), *more)
-        return replace(time, rows=rows, seconds=tuple(seconds), gamma=0.0, cross=sheet.cross)
-
-    cost = fit.costs[label]
-    return replace(
-        cost,
-        prefill=longer("prefill", cost.prefill, priced.prefill),
-        draft_prefill=longer("draft_prefill", cost.draft_prefill, priced.draft_prefill),
-    )
-
-
-def _sides(fit: Fit, gpus: int) -> tuple[str, str] | None:
-    """Splits in which the target, and in which the draft, has so many GPUs."""
-    splits = [d for label in fit.costs if (d := parse_deployment(label)).draft_workers]
-    target = next((d.label for d in splits if d.target_workers == gpus), None)
-    draft = next((d.label for d in splits if d.draft_workers == gpus), None)
-    return None if target is None or draft is None else (target, draft)
-
-
-def _joined(target: RoundCost, draft: RoundCost, priced: RoundCost) -> RoundCost:
-    """Both models in turn on GPUs that each was timed on alone; what fits is arithmetic."""
-    return replace(
-        target,
-        draft=draft.draft,
-        draft_prefill=draft.draft_prefill,
-        link=0.0,
-        link_each=0.0,
-        choice_alone=draft.first_alone,
-        first_alone=0.0,
-        slowdown=0.0,
-        reroot_node=0.0,  # of trees that are kept
-        child=draft.child,
-        kv_tokens=priced.kv_tokens,
-        plain_kv_tokens=priced.plain_kv_tokens,
+        f"{note}: a step of one row takes {ours:.2f} ms on {most}, {theirs:.2f} on {gpus}, with an "
+        f"error of {fit.errors[f'{label}/target']:.0%} as far as smaller groups tell. From "
+        f"measurements alone: --gpus {most}"
     )
 
 
@@ -183,7 +113,7 @@ def what_if_fit(
     """
     recorded = Fit.load(DEFAULT_FIT)
     profile, error = recorded.acceptance, OTHER_PAIR_ERROR
-    origin = f"recorded for {recorded.target} with {recorded.draft}, not for this pair"
+    origin = f"recorded for {recorded.target} with {recorded.draft}, {OTHER_PAIR}"
     if acceptance is not None:
         profile, error = dialled_acceptance(recorded.acceptance, acceptance), DIALLED_ERROR
         origin = f"made up: {acceptance:g} of first draft tokens"

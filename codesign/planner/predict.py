@@ -174,7 +174,7 @@ def score(
         candidate,
         _with_errors(outcomes, errors, stand_in, candidate.max_batch) | _shares(outcomes, stand_in),
         spans,
-        fit.origin,
+        fit.origin_of(candidate.deployment),
         is_feasible=max(misses(outcomes, slo).values()) <= 1,
         saturation=worst([o.saturation for o in outcomes]),
         num_seeds=len(outcomes),

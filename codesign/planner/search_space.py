@@ -12,7 +12,7 @@ import numpy as np
 from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving, parse_deployment
 from codesign.errors import InputError, counted
-from codesign.fit import ROOFLINE
+from codesign.fit import SHEETS
 from codesign.policy.speculation import SpeculationSpec, parse_policy
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def search_space(
             on all workers is always among the candidates.
         serving: Its limit of KV rows; otherwise what the step times say that the memory holds.
         requests: Prepared trace, to leave out what cannot hold its longest request.
-        origin: Of the step times; a roofline has them for every split that holds the weights.
+        origin: Of the step times; those in SHEETS are of every split that holds the weights.
         measure: Command that measures what has no step times.
 
     Raises:
@@ -140,7 +140,7 @@ def search_space(
         held.append((whole, null))
     candidates = [Candidate(*pair, size) for pair in held for size in batch_limits(max_batch)]
     left_out = too_small - {d.label for d, _ in held}
-    measure = "" if origin == ROOFLINE else measure
+    measure = "" if origin in SHEETS else measure
     notes = (
         *_notes(costs, workers, wanted, measure),
         *_notes_of_slow(slow),
@@ -224,7 +224,8 @@ def _notes(
 ) -> list[str]:
     """What was not measured, of the shapes that are one group or one split.
 
-    A roofline prices every split that holds the weights: others need no profile, ``measure`` is "".
+    Data sheets price every split that holds the weights: others need no profile, ``measure`` is
+    "".
     """
     splits = [Deployment(workers - draft, draft) for draft in range(workers)]
     shapes = [d.label for d in splits if (d.draft_workers > 0) in wanted]

@@ -34,6 +34,7 @@ from codesign import Progress
 from codesign.calibration_log import CalibrationLog
 from codesign.config import SLO, Deployment, Routing, Serving
 from codesign.errors import InputError
+from codesign.fit import SHEETS
 from codesign.fit.profile_command import profile_command
 from codesign.policy.ahead import asked
 from codesign.policy.batching import Batcher, BatchLimits
@@ -255,7 +256,7 @@ def cost_of(fit: Fit, label: str) -> RoundCost:
     """
     if label not in fit.costs:
         labels = ", ".join(fit.costs)
-        if fit.origin == "roofline":
+        if fit.origin in SHEETS:
             raise InputError(
                 f"these GPUs hold the models as {labels}, not as {label}. Fix: one of these with "
                 "--deployment, or --gpus N, or int4 weights (--target NAME:int4)"

@@ -187,7 +187,7 @@ def test_every_tile_has_a_range_around_its_value_and_an_origin():
     for tile in shown:
         low, high = (float(end.replace(",", "")) for end in tile.range.split(" to "))
         assert low <= float(tile.value.replace(",", "")) <= high
-        assert tile.origin in ("measured", "fitted", "roofline", "rough")
+        assert tile.origin in ("measured", "fitted", "extrapolated", "roofline", "rough")
     assert "data sheets" in scope(prediction)
 
 

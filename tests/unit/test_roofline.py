@@ -21,6 +21,7 @@ from codesign.artifacts.machine import short_gpu_name
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.devices import devices, load_device
+from codesign.fit.measured_pair import joined
 from codesign.fit.priced_model import (
     LARGE_ERROR,
     SMALL_ERROR,
@@ -30,7 +31,7 @@ from codesign.fit.priced_model import (
 )
 from codesign.fit.roofline import DEFAULT_SOFTWARE, Forward, round_cost, splits
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.fit.what_if import _joined, dialled_acceptance, kept_fit, what_if_fit
+from codesign.fit.what_if import dialled_acceptance, kept_fit, what_if_fit
 from codesign.models.recipe import SHAPES
 from codesign.policy.cost import RoundCost, StepTime
 
@@ -278,7 +279,7 @@ def test_a_drafts_weights_and_kv_rows_take_room_from_the_target():
 def test_models_that_take_turns_have_the_children_of_the_draft_s_own_timings():
     step = StepTime.linear(alpha=0.0, gamma=0.0, delta=1e-3)
     target, draft = (RoundCost(step, step, step, step, child=child) for child in (5e-6, 1e-6))
-    assert _joined(target, draft, target).child == draft.child
+    assert joined(target, draft, target).child == draft.child
 
 
 def test_dialled_acceptance_has_the_dialled_rate_and_comes_in_runs():

@@ -116,6 +116,12 @@ def test_the_fit_to_make_samples_as_the_plans_did_and_replaces_its_device(machin
     )
 
 
+def test_extrapolated_steps_are_said_to_be(machine_fit):
+    beyond = dataclasses.replace(machine_fit, origin="extrapolated")
+    note = step_pace_note([1.5], beyond, H200_FIT, H100)
+    assert "measured on NVIDIA H200, or extrapolated from there; the run was on NVIDIA" in note
+
+
 def test_data_sheets_are_of_no_machine(machine_fit):
     sheet = dataclasses.replace(machine_fit, origin="roofline")
     assert other_machine_note(sheet, H200_FIT, H100) == ""
