@@ -125,7 +125,8 @@ class Fit:
     @property
     def has_own_recordings(self) -> bool:
         """Whether acceptance was recorded of this pair: neither of another one, nor made up."""
-        return self.origin != ROOFLINE and self.acceptance_origin.startswith("recorded")
+        is_own = self.origin != ROOFLINE and OTHER_PAIR not in self.acceptance_origin
+        return is_own and self.acceptance_origin.startswith("recorded")
 
     def origin_of(self, deployment: Deployment) -> str:
         """Where its step times come from: some deployments of an extrapolated fit were measured."""

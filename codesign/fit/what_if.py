@@ -59,7 +59,11 @@ def device_fit(
 
 
 def _with_acceptance(fit: Fit, priced: Fit, acceptance: float | None) -> Fit:
-    """A measured fit with the rate that was asked for, or with its own recordings."""
+    """A measured fit with the rate that was asked for, or what its recordings are worth to a pair.
+
+    Inflated models answer as the small ones that they were made of, so what was recorded of them
+    may be as far off as that of any other pair, in all parts of an answer.
+    """
     if acceptance is not None:
         return replace(
             fit,
@@ -71,10 +75,13 @@ def _with_acceptance(fit: Fit, priced: Fit, acceptance: float | None) -> Fit:
     origin = f"{fit.acceptance_origin} for {fit.target} with {fit.draft}"
     if not fit.target.startswith(INFLATED):
         return replace(fit, acceptance_origin=origin)
+    error = max(fit.errors["acceptance"], OTHER_PAIR_ERROR)
     return replace(
         fit,
+        errors={**fit.errors, "acceptance": error},
         acceptance_origin=f"{origin}, which answer as a small pair does, {OTHER_PAIR} "
         "(--acceptance P: yours)",
+        parts_covariance=(),
     )
 
 

@@ -96,6 +96,7 @@ def test_the_error_of_acceptance_counts_for_speculation_and_not_for_plain(machin
         ("fitted", "recorded", 1.645 * 0.03),
         ("fitted", "recorded for inflated-a with inflated-b", 1.645 * 0.03),
         ("roofline", "recorded for a with b, not for this pair", 0.03),
+        ("fitted", "recorded for inflated-a with inflated-b, not for this pair", 0.03),
         ("fitted", "made up: 0.7 of first draft tokens", 0.03),
         ("fitted", "imported from vLLM counters (file)", 0.03),
     ],

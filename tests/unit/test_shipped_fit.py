@@ -10,7 +10,9 @@ import pytest
 
 from codesign.answer_parts import in_parts, part_names, tokens_of_parts
 from codesign.artifacts import machine, read_json
+from codesign.candidate import Candidate
 from codesign.cli.fit_argument import fit_from_args
+from codesign.config import Deployment
 from codesign.errors import InputError
 from codesign.fit import ROOFLINE, Fit, shipped
 from codesign.fit.prompt_luck import parts_covariance, rounds_per_token
@@ -25,12 +27,14 @@ from codesign.fit.shipped import (
 )
 from codesign.fit.what_if import (
     DIALLED_ERROR,
+    OTHER_PAIR_ERROR,
     device_fit,
     what_if_fit,
 )
 from codesign.models import DEFAULT_TARGET, DRAFTS
 from codesign.planner.predict import prompt_note
-from codesign.planner.uncertainty import tokens_error
+from codesign.planner.uncertainty import acceptance_error, tokens_error
+from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 
 
@@ -169,6 +173,20 @@ def test_what_was_never_measured_is_priced_as_a_whole():
     measured = device_fit("h200", 2, *pair)
     assert dialled.acceptance.hit_rate(1) > measured.acceptance.hit_rate(1)
     assert dialled.errors["acceptance"] == DIALLED_ERROR
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_what_a_small_pair_accepts_may_be_as_far_off_as_any_other_pairs(gpus):
+    pair = MEASURED[0]
+    shipped_one = Fit.load(shipped_pair("h200", *pair))
+    fit = device_fit("h200", gpus, *pair)
+    assert shipped_one.has_own_recordings  # --fit: the runs of campaigns are of the inflated models
+    assert not fit.has_own_recordings
+    assert fit.errors["acceptance"] == OTHER_PAIR_ERROR
+    chain = Candidate(Deployment(2), parse_policy("chain-3"), 1)
+    for lengths in ([48], [400]):
+        theirs = acceptance_error(shipped_one, chain, lengths)
+        assert acceptance_error(fit, chain, lengths) == OTHER_PAIR_ERROR > 3 * theirs
 
 
 @pytest.mark.parametrize("path", sorted(FITS.glob("*/fit.json")), ids=lambda path: path.parent.name)
