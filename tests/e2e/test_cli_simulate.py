@@ -133,7 +133,7 @@ def test_a_wrong_input_is_one_line_and_its_exit_code(cli, inputs, arguments, cod
 def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
     hardware = ["--device", "h100", "--gpus", "8", "--target", "llama-3-70b:int4"]
     arguments = ["--trace", "conv-twin", "--slice", "0:2", "--max-kv-tokens", "100000", "--json"]
-    what_if = [*hardware, "--draft", "llama-3.2-3b:int4", "--acceptance", "0.7"]
+    what_if = [*hardware, "--draft", "llama-3.2-3b:int8", "--acceptance", "0.7"]  # never measured
     beyond = cli(
         "simulate", *arguments, *hardware, "--draft", "qwen2-1.5b:int4", "--deployment", "9"
     )
@@ -148,6 +148,11 @@ def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
     printed = json.loads(result.stdout)
     assert printed["data"] == "roofline"
     assert 0.002 < printed["metrics"]["tpot_mean"] < 0.05
+    measured = cli("simulate", *arguments, *hardware, "--draft", "llama-3.2-3b:int4", *split)
+    assert "8 x h100, measured on up to 4 GPUs, extrapolated beyond by" in measured.stderr
+    again = json.loads(measured.stdout)
+    assert again["data"] == "extrapolated"
+    assert again["metrics"]["tpot_mean"] < printed["metrics"]["tpot_mean"]
 
 
 def test_a_data_sheet_that_was_edited_leaves_the_fit_of_earlier_plans_as_it_was(
