@@ -9,6 +9,7 @@
     python -m benchmarks.compare_policies pairs    # measured pairs: never slower than plain?
     python -m benchmarks.compare_policies crowds   # the same on four GPUs, with 16 to 48 at once
     python -m benchmarks.compare_policies splits   # measured pairs on four GPUs: load x split
+    python -m benchmarks.compare_policies eight    # the same on eight, by extrapolated steps
     python -m benchmarks.compare_policies price    # what deciding takes of a round
     python -m benchmarks.compare_policies cpu      # the small pair on this machine, 5 minutes
     python -m benchmarks.compare_policies report   # tables and pictures of what is there
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +243,8 @@ MACHINE_PARTS = {
     "lengths": lengths,
 }
 
+PAIR_PARTS = ("pairs", "crowds", "splits", "eight")  # each a module of measured pairs
+
 
 def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:
     """The first requests, begun anew from the first if there are too few."""
@@ -251,7 +255,7 @@ def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
-    others = ["map", "pairs", "crowds", "splits", "price", "cpu", "report"]
+    others = ["map", *PAIR_PARTS, "price", "cpu", "report"]
     parser.add_argument("part", choices=[*MACHINE_PARTS, *others])
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
@@ -273,18 +277,8 @@ def _run(args: argparse.Namespace) -> None:
             MACHINE_PARTS[args.part](bench, machine)
     elif args.part == "map":
         load_map(bench, machines, segments)
-    elif args.part == "pairs":
-        from benchmarks.policies.pairs import measure as measure_pairs
-
-        measure_pairs(bench.store, args.traces)
-    elif args.part == "crowds":
-        from benchmarks.policies.crowds import measure as measure_crowds
-
-        measure_crowds(bench.store, args.traces)
-    elif args.part == "splits":
-        from benchmarks.policies.splits import measure as measure_splits
-
-        measure_splits(bench.store, args.traces)
+    elif args.part in PAIR_PARTS:
+        import_module(f"benchmarks.policies.{args.part}").measure(bench.store, args.traces)
     elif args.part == "price":
         from benchmarks.policies.price import measure as measure_price
 
