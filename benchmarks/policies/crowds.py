@@ -136,7 +136,7 @@ def crowds_section(results: Results) -> str:
     return f"""\
 ## From idle to overload with many at once
 
-As in the section before on all four GPUs, which are idle at first; {len(seeds)} acceptance seeds.
+As in the section before on four GPUs, which are idle at first; {len(seeds)} acceptance seeds.
 Lowest speed relative to plain decoding of {" / ".join(OURS)} at loads of {", ".join(loads)}, and
 where. The rules were tuned on the row of {TUNED} at once, and looked at in eight cases of all.
 

@@ -1,7 +1,9 @@
 """The pages and the pictures of ``compare_policies.py``.
 
 docs/policy-comparison.md: the summary, the goals, how to read the rest, and what is simulated (the
-sections of ``simulated``, ``load_map``, ``measured``, ``splits`` and ``crowds``).
+sections of ``simulated``, ``load_map``, ``measured`` and ``crowds``).
+docs/policy-splits.md: whether a draft gets GPUs of its own, by measured steps (``splits``,
+``eight``).
 docs/policy-measurements.md: what engines measured (``gpu_runs``, ``targets_measured``, and
 ``measured`` on a CPU).
 """
@@ -27,7 +29,7 @@ from benchmarks.policies.figures import DOCS, Results
 from benchmarks.policies.targets_measured import targets_measured_section
 
 PAGE = DOCS / "policy-comparison.md"
-MEASUREMENTS = DOCS / "policy-measurements.md"
+MEASUREMENTS, SPLITS = DOCS / "policy-measurements.md", DOCS / "policy-splits.md"
 
 _HEAD = """\
 # Policies compared
@@ -45,8 +47,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   else within 2.3 % on H200s, about what its runs are known to.
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"); by steps of our own
-  engine, [extrapolated to eight H200s](#eight-gpus-by-extrapolated-steps), at 0.1 and 0.3 with a
-  small draft, up to 8 % ahead of the serial batch tree and 2 to 17 of SpecServe. At higher load, on
+  engine, [extrapolated to eight
+  H200s](policy-splits.md#eight-gpus-by-extrapolated-steps), at 0.1 and 0.3 with a small draft, up to 8 % ahead of the serial batch tree and 2 to 17 of SpecServe. At higher load, on
   fewer GPUs and with long prompts the GPU that it takes from the target costs more than it gains:
   with an 8B on four it is 9 % faster at a load of 0.1 and level at 0.3 by the steps of 27
   November, with int8 heads (simulated), and loses from 0.7 on; on H100s with bf16 heads two runs
@@ -78,12 +80,22 @@ policy does: [policies.md](policies.md).
 
 Differences below about 10 % are within the uncertainty about a real engine; those between policies
 on one machine are better known. In "Where a draft's prompt costs several
-steps" and the two sections after it policies are
+steps", the section after it and on [the page of splits](policy-splits.md) policies are
 told the mean answer of the trace, as by a plan; elsewhere they expect 96 tokens until some have
 finished. The price of deciding is of the policies before the evening of 26 November.
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it."""
+
+_SPLITS = """\
+# One group of GPUs, or a draft with its own
+
+Where an asynchronous draft earns the GPUs that it takes from the target, by the step times of our
+own engine. All here is simulated, with eight requests at once; how to read it, and other machines
+by data sheets: [policy-comparison.md](policy-comparison.md). What was measured:
+[policy-measurements.md](policy-measurements.md).
+
+Written by `python -m benchmarks.compare_policies report`, too."""
 
 _MEASURED = """\
 # Policies measured
@@ -125,8 +137,6 @@ def text_of(results: Results) -> str:
         load_map.map_section(results),
         measured.price_section(results),
         measured.pairs_section(results),
-        splits.splits_section(results),
-        eight.eight_section(results),
         crowds.crowds_section(results),
     ]
     head = [
@@ -137,6 +147,12 @@ def text_of(results: Results) -> str:
     ]
     parts = [*head, contents(sections), *sections]
     return reflow("\n\n".join(filter(None, parts))) + "\n"
+
+
+def splits_of(results: Results) -> str:
+    """The page of splits."""
+    sections = [splits.splits_section(results), eight.eight_section(results)]
+    return reflow("\n\n".join(filter(None, [_SPLITS, contents(sections), *sections]))) + "\n"
 
 
 def measurements_of(results: Results) -> str:
@@ -151,6 +167,6 @@ def measurements_of(results: Results) -> str:
 
 def write(results: Results) -> None:
     """Write the pages and their pictures."""
-    for page, text in ((PAGE, text_of(results)), (MEASUREMENTS, measurements_of(results))):
-        page.write_text(text, encoding="utf-8")
+    for page, text_from in ((PAGE, text_of), (MEASUREMENTS, measurements_of), (SPLITS, splits_of)):
+        page.write_text(text_from(results), encoding="utf-8")
         print(page)

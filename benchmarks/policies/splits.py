@@ -135,8 +135,9 @@ def splits_section(results: Results) -> str:
     return f"""\
 ## Four GPUs by measured steps: load x split
 
-As in the section before, with steps of four H200s and loads as a share of what plain decoding bears
-on all four. Speedup in mean latency over it of
+As in ["Where a draft's prompt costs several
+steps"](policy-comparison.md#where-a-drafts-prompt-costs-several-steps), with steps of four H200s
+and loads as a share of what plain decoding bears on all four. Speedup in mean latency over it of
 {" / ".join(_SHOWN)}; best in bold:
 
 {markdown(head, rows)}

@@ -39,11 +39,10 @@ def targets_measured_section(results: Results) -> str:
 
 Requests that join so that targets are kept (`--scheduling slo`,
 [policies.md](policies.md#who-joins-next)) beside first come, first served: H200s of one host served
-the same requests, 24 at once, 20 s of each trace (8B: 9 s), "code" from its burst on. The 70B on
-"code" on 28 November, 07:27 and 07:44 UTC, by today's rules of joining; the others on 27 November,
-22:00 UTC, by earlier ones. Shares within the SLO, first come, first served at scale 1, by targets
-at each scale, and mean latency; in brackets simulated by the shipped fit. Targets were those of
-scale 1.
+the same requests, 24 at once, 20 s of each trace (8B: 9 s), "code" from its burst on; the 70B on
+"code" on 28 November, 07:27 UTC, by today's rules, the others on the 27th, 22:00 UTC, by earlier
+ones. Shares within the SLO, first come, first served at scale 1, by targets at each scale, and mean
+latency; in brackets simulated by the shipped fit. Targets were those of scale 1.
 
 {markdown(head, rows)}
 
@@ -55,24 +54,14 @@ mean latency, 19 % less than first come, first served. At 1.2 SpecServe is up to
 token for token; simulated, shares are at most 6 points off, and the order of mean
 latencies by targets is the measured one at both loads.
 
-On 27 November the 70B's batch tree was ahead of a fixed tree and of plain decoding on "conv", too.
-With the 8B, batch tree and plain decoding had 24 to 25 % in time on "code" instead of 0 to 2; fixed
-trees keep next to no target there.
-
-**What the 8B showed.** "conv" at 1.2, batch tree of the 8B: 13 % where plain decoding has 37.
-Rounds of 24 requests took as long as the TPOT target; whoever joined had missed it at once, held
-nobody up, and so the batch stayed full. Simulated with steps 1.2 times the fit's the same happens
-(9 %, plain 29). Since then
-[nobody joins a batch that is too slow](policies.md#who-joins-next): 28 and 31 % (no file).
-Nor had these runs the newer rule for answers that end soon; the simulations in brackets are by the
-code that served.
-
-**With both rules**, the 8B on one H200, 28 November, 04:33 UTC
-(`policies_8b_targets_2026-11-28_h200.json`, shares at scale 1, in brackets simulated): "conv" at
-1.2 batch tree 47 % (47), SpecServe 47 (47), plain decoding 46 (49), tree-8x4x4 0 (1); "code" at
-0.7, the burst, 31 (39), 30 (36), 35 (39) and 2 (9). In overload the batch tree is level with the
-others; in the burst all have less than simulated, and drafting, which gains an 8B nothing there,
-4 points less than plain decoding, of 385 requests served once."""
+**What the 8B showed.** "conv" at 1.2, batch tree: 13 % where plain decoding has 37. Rounds of 24
+requests took as long as the TPOT target; whoever joined had missed it at once, held nobody up, and
+so the batch stayed full. Since then
+[nobody joins a batch that is too slow](policies.md#who-joins-next), nor late by an answer that ends
+soon. With both rules, on 28 November, 04:33 UTC (`policies_8b_targets_2026-11-28_h200.json`, in
+brackets simulated): "conv" at 1.2 batch tree 47 % (47), SpecServe 47 (47), plain decoding 46 (49);
+"code" at 0.7 31 (39), 30 (36) and 35 (39): drafting, which gains an 8B nothing in a burst, 4 points
+less than plain decoding, of 385 requests served once."""
 
 
 def _both(results: Results) -> Iterator[tuple[Row, Mapping[str, Any]]]:

@@ -16,6 +16,7 @@ from benchmarks.pages import reflow
 from benchmarks.policies import (
     by_targets,
     crowds,
+    eight,
     gpu_runs,
     load_map,
     measured,
@@ -24,7 +25,7 @@ from benchmarks.policies import (
     targets_measured,
 )
 from benchmarks.policies.goals import goals_section
-from benchmarks.policies.page import MEASUREMENTS, PAGE, contents, measurements_of
+from benchmarks.policies.page import MEASUREMENTS, PAGE, SPLITS, contents, measurements_of
 
 SECTIONS = {
     "goals": goals_section,
@@ -32,13 +33,15 @@ SECTIONS = {
     "price": measured.price_section,
     "pairs": measured.pairs_section,
     "splits": splits.splits_section,
+    "eight": eight.eight_section,
     "crowds": crowds.crowds_section,
     "by targets": by_targets.by_targets_section,
     "runs": gpu_runs.runs_section,
     "runs by targets": targets_measured.targets_measured_section,
     "cpu": measured.cpu_section,
 }
-MEASURED = {"runs", "runs by targets", "cpu"}  # on the page of what was measured
+PAGES = {"runs": MEASUREMENTS, "runs by targets": MEASUREMENTS, "cpu": MEASUREMENTS}
+PAGES |= {"splits": SPLITS, "eight": SPLITS}  # and all others on the first page
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +55,8 @@ def page() -> str:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_page_is_made_from_the_results(name: str, page: str, results: dict[str, Any]) -> None:
-    where = MEASUREMENTS.read_text(encoding="utf-8") if name in MEASURED else page
+def test_the_page_is_made_from_the_results(name: str, results: dict[str, Any]) -> None:
+    where = PAGES.get(name, PAGE).read_text(encoding="utf-8")
     assert reflow(SECTIONS[name](results)) in where
     assert not SECTIONS[name]({}) or name == "goals"
 
@@ -177,8 +180,9 @@ def test_what_was_served_by_targets_stands_beside_the_same_requests_served_as_th
     found = {
         way.rpartition("/")[2].partition(" ")[0]: figures["attainment"]["1.4"]
         for way, figures in results.items()
-        if way.startswith("ranks-70b-burst-targets-h200x1/code/")
+        if way.startswith("ranks-70b-burst-targets-28-h200x1/code/")
     }
+    assert len(found) == 5
     others = max(share for policy, share in found.items() if policy != "batch-tree-16x2x8")
     assert lead[1][1.4] == pytest.approx(100 * (found["batch-tree-16x2x8"] - others))
     without = {k: v for k, v in results.items() if not k.startswith("ranks-70b-burst-targets")}
