@@ -256,6 +256,8 @@ class RunRecords:
         notes: What a reader must know, for example that the draft process died.
         calibration: As Metrics.calibration_error; empty for none.
         refused: Why requests were not served, by number; the engine's runs only.
+        queued: Seconds that requests waited while nothing was done for them, by number: also behind
+            a pool for prompts and after evictions. Simulations only, and not in their files.
     """
 
     requests: list[RequestRecord]
@@ -264,6 +266,7 @@ class RunRecords:
     notes: list[str]
     refused: dict[int, str] = field(default_factory=dict)
     calibration: dict[str, float] = field(default_factory=dict)
+    queued: dict[int, float] = field(default_factory=dict)
 
     def request_table(self) -> pd.DataFrame:
         """One row per request; column per field of RequestRecord."""

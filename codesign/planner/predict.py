@@ -123,7 +123,7 @@ def outcome_of(
         spans,
         max_rows=int(records.rounds.column("rows").max(initial=0)),
         max_draft_rows=records.rounds.most_draft_rows,
-        saturation=saturation(records.requests),
+        saturation=saturation(records.requests, records.queued),
         num_requests=len(records.requests),
     )
 

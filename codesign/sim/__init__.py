@@ -114,7 +114,12 @@ def simulate(
     records = [request.record for request in simulated.values()]
     seconds = max((record.finish or 0.0 for record in records), default=0.0)
     return RunRecords(
-        records, shared.rounds, seconds, notes=["simulated"], calibration=log.errors()
+        records,
+        shared.rounds,
+        seconds,
+        notes=["simulated"],
+        calibration=log.errors(),
+        queued={number: request.queued for number, request in simulated.items()},
     )
 
 

@@ -95,6 +95,7 @@ class PromptPool:
                 self._freed = self._env.event()
                 yield self._freed
             record.admitted = self._env.now
+            request.leave_queue(self._env.now)
             cached = self._keep(request)
             record.cached_tokens = cached
             yield self._env.timeout(self._cost.prefill(record.prompt_tokens - cached, cached))
@@ -146,6 +147,7 @@ class PromptPool:
 
     def _send(self, request: SimulatedRequest, give: Give) -> Process:
         yield self._env.timeout(self._transfer * request.record.prompt_tokens)
+        request.queued_since = self._env.now
         give(request)
 
 

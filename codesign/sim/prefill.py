@@ -66,13 +66,17 @@ class Prefill:
         if request.prompt_left:
             self._prompts.append(request)
 
-    def take(self, budget: int, *, is_read: bool) -> Chunk:
-        """The next prompt tokens, ``budget`` at most; ``is_read``: the draft runs new prompts."""
+    def take(self, budget: int, *, at: float, is_read: bool) -> Chunk:
+        """The next prompt tokens, ``budget`` at most; ``is_read``: the draft runs new prompts.
+
+        Their requests wait no more ``at`` that time.
+        """
         chunk, left = Chunk(), budget
         for request in self._prompts:
             count = min(request.prompt_left, left)
             if not count:
                 break
+            request.leave_queue(at)
             chunk.prompts.append((count, request.prompt_tokens - request.prompt_left))
             if request.is_read is None:
                 request.is_read = is_read and request.is_drafted_for

@@ -189,6 +189,7 @@ class Replica:
                 request.prompt_left = request.prompt_tokens - cached
                 self._prefill.add(request)
             else:
+                request.leave_queue(self._now)
                 self._shared.on_taken(request_id, self._now)
                 self._prefill.add(request)
                 self._prefill.enter(request, 0)
@@ -208,6 +209,8 @@ class Replica:
         request.record.num_preemptions += 1
         request.is_read = None
         request.prompt_left = request.prompt_tokens
+        request.leave_queue(self._now)  # in which its prompt may have been still
+        request.queued_since = self._now
         self.batcher.put_back(self._queued(request), computed_tokens=computed)
 
     def _step(self) -> float:
@@ -241,7 +244,7 @@ class Replica:
 
     def _run_whole_prompts(self) -> tuple[float, int]:
         """Run all admitted prompts: seconds and tokens."""
-        chunk = self._prefill.take(self._prefill.rows_left, is_read=False)
+        chunk = self._prefill.take(self._prefill.rows_left, at=self._now, is_read=False)
         if not chunk.prompts:
             return 0.0, 0
         seconds = self._cost.prefill.of_prompts(chunk.prompts)
@@ -251,7 +254,7 @@ class Replica:
 
     def _run_chunk(self, budget: int) -> float:
         """Run some prompt tokens in the same step as the round: seconds that they add."""
-        chunk = self._prefill.take(budget, is_read=self._batch.reads_prompts)
+        chunk = self._prefill.take(budget, at=self._now, is_read=self._batch.reads_prompts)
         if not chunk.prompts:
             return 0.0
         step = self._step_now

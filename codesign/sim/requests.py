@@ -31,6 +31,9 @@ class SimulatedRequest:
             if that ran elsewhere.
         speculates: It may be drafted for.
         is_read: The draft runs its prompt in the steps in which the target does; None before.
+        queued: Seconds that it has waited: for its prompt to begin, behind a pool for a place among
+            those that decode, after an eviction for both again.
+        queued_since: When it began to wait, if it waits.
     """
 
     record: RequestRecord
@@ -40,6 +43,14 @@ class SimulatedRequest:
     emitted: int = 0
     speculates: bool = True
     is_read: bool | None = None
+    queued: float = 0.0
+    queued_since: float | None = None
+
+    def leave_queue(self, at: float) -> None:
+        """What it waited for is there; nothing if it waited for nothing."""
+        if self.queued_since is not None:
+            self.queued += at - self.queued_since
+            self.queued_since = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -90,6 +101,7 @@ def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Sim
             tuple(blocks[: num_prompt // PREFIX_BLOCK]),
             prompt_left=num_prompt,
             speculates=bool(wants),
+            queued_since=at,
         )
         for number, (kind, at, num_prompt, num_output, blocks, wants, target) in enumerate(rows)
     }

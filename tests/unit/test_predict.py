@@ -218,6 +218,14 @@ def test_the_rows_of_draft_forwards_are_told_by_the_simulation(machine_fit):
     assert outcome_of(records, CHAIN, machine_fit, slo=SLO(), seed=0).max_draft_rows == 13
 
 
+def test_what_waits_between_its_tokens_counts_for_the_verdict_on_the_load(machine_fit):
+    requests = [replace(finished(i, i + 0.5, 2.0 * i + 1), arrival=float(i)) for i in range(50)]
+    records = RunRecords(requests, RoundLog(), 100.0, [])
+    assert outcome_of(records, PLAIN, machine_fit, slo=SLO(), seed=0).saturation == "stable"
+    records.queued = {i: float(i) for i in range(50)}
+    assert outcome_of(records, PLAIN, machine_fit, slo=SLO(), seed=0).saturation == "overloaded"
+
+
 def test_prompts_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     forms = {"line": HeldOut(0.01, 0.01, 0.01)}
     step = StepFit(machine_fit.costs["2"].prefill, "line", forms, num_shapes=4, most_rows=256)

@@ -6,7 +6,7 @@ from codesign.planner.saturation import saturation, worst
 from codesign.records import RequestRecord
 
 
-def served(waits, *, gap=1.0, pace=0.1, output=11, stall=0.0, begin=0.0) -> list[RequestRecord]:
+def served(waits, *, gap=1.0, pace=0.1, output=11, begin=0.0) -> list[RequestRecord]:
     """One request each ``gap`` seconds; each runs for ten tokens at ``pace`` and waits before."""
     records = []
     for number, wait in enumerate(waits):
@@ -17,7 +17,7 @@ def served(waits, *, gap=1.0, pace=0.1, output=11, stall=0.0, begin=0.0) -> list
                 number, "", arrival, 5, output,
                 admitted=arrival + wait,
                 first_token=first,
-                finish=first + (output - 1) * pace + stall * number,
+                finish=first + (output - 1) * pace,
             )
         )  # fmt: skip
     return records
@@ -41,8 +41,23 @@ def test_a_queue_that_went_away_was_a_backlog():
     assert saturation(served(waits)) == "backlogged"
 
 
-def test_what_piles_up_behind_a_prompt_pool_is_overloaded_though_all_were_admitted():
-    assert saturation(served([0.0] * 100, stall=0.5)) == "overloaded"
+def test_what_piles_up_behind_a_prompt_pool_is_overloaded_though_all_had_their_first_token():
+    records = served([0.0] * 100)
+    queued = {record.request_id: 0.5 * record.request_id for record in records}
+    for record in records:
+        record.finish += queued[record.request_id]
+    assert saturation(records, queued) == "overloaded"
+
+
+def test_who_decodes_slowly_in_a_large_batch_does_not_wait():
+    records = served([0.0] * 100)
+    for record in records:
+        record.finish += 0.5 * record.request_id
+    assert saturation(records, dict.fromkeys(range(100), 0.0)) == "stable"
+
+
+def test_all_at_once_is_no_rate_that_could_be_too_high():
+    assert saturation(served([1.1 * i for i in range(20)], gap=0.0)) == "backlogged"
 
 
 def test_a_run_with_unfinished_requests_is_overloaded():

@@ -306,6 +306,36 @@ def test_a_prompt_pool_keeps_rows_until_they_are_taken_and_runs_no_more_than_it_
 
 
 @pytest.mark.parametrize("deployment", ["2", "1/p1"])
+def test_what_is_no_wait_in_a_queue_is_the_time_that_a_request_takes_alone(deployment):
+    trace = {"arrival": np.arange(6) * 0.2, "prompt_tokens": 100, "output_tokens": 20}
+    served = {"deployment": deployment, "max_batch": 1, "cost": make_cost(kv_transfer=1e-3)}
+    alone = run({**trace, "arrival": [0.0]}, **served).requests[0].finish
+    records = run(trace, **served)
+    for request in records.requests:
+        ran = request.finish - request.arrival - records.queued[request.request_id]
+        assert ran == pytest.approx(alone)
+    assert records.queued[5] > 0.5
+
+
+def test_a_prompt_that_is_not_begun_waits_though_it_was_admitted():
+    trace = {"arrival": [0.0, 0.0], "prompt_tokens": [1_000, 10], "output_tokens": 2}
+    records = run(trace, prefill_chunk=100)
+    assert records.requests[1].admitted == 0.0
+    assert records.queued == pytest.approx({0: 0.0, 1: 10 * (FIRST + 100 * TOKEN)})
+    whole = run(trace)
+    assert whole.queued == {0: 0.0, 1: 0.0}
+
+
+def test_who_was_evicted_waits_again():
+    records = run(busy(), preemption=True, max_kv_tokens=500)
+    waits = {r.request_id: r.admitted - r.arrival for r in records.requests}
+    evicted = [r.request_id for r in records.requests if r.num_preemptions]
+    assert all(records.queued[number] > waits[number] + 1e-9 for number in evicted)
+    others = waits.keys() - set(evicted)
+    assert {n: records.queued[n] for n in others} == pytest.approx({n: waits[n] for n in others})
+
+
+@pytest.mark.parametrize("deployment", ["2", "1/p1"])
 @pytest.mark.parametrize("policy", ["chain-3", "specserve-3"])
 @pytest.mark.parametrize("output", [20, 400])
 def test_what_a_draft_reads_of_prompts_is_no_row_that_it_drafts(deployment, policy, output):
