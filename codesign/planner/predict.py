@@ -19,7 +19,14 @@ from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.metrics import Metrics, meets_slo, slo_values, summarise
 from codesign.planner.saturation import STABLE, saturation, worst
-from codesign.planner.uncertainty import acceptance_error, hull, interval_over_seeds, time_error
+from codesign.planner.uncertainty import (
+    acceptance_error,
+    bounds_of,
+    hull,
+    interval_over_seeds,
+    offered,
+    time_error,
+)
 from codesign.records import SPANS, RequestRecord, RunRecords
 
 if TYPE_CHECKING:
@@ -44,8 +51,8 @@ class Outcome:
         label: Of the candidate.
         seed: Of the simulation.
         figures: Those of ``Metrics`` that are defined, "ttft_slo" and "tpot_slo" (infinite if too
-            few requests finished), and for each of SHARES its value if all latencies were longer
-            ("..._worse") or shorter ("..._better") by the fit's error.
+            few requests finished), for each of SHARES its value if all latencies were longer
+            ("..._worse") or shorter ("..._better") by the fit's error, and ``offered``.
         spans: Mean seconds per round.
         max_rows: Most rows of a target forward.
         max_draft_rows: Most rows of a draft forward, prompts that it reads not counted.
@@ -110,6 +117,7 @@ def outcome_of(
     for name, value in slo_values(records.requests, slo).items():
         if value is not None:
             figures[f"{name}_slo"] = value
+    figures |= offered(records.requests)
     error = time_error(fit, candidate, spans, [r.output_tokens for r in records.requests])
     for side, factor in (("worse", 1.0 / (1.0 + error)), ("better", 1.0 + error)):
         share = _share_in_slo(records.requests, slo, factor)
@@ -147,9 +155,11 @@ def score(
     The value of a figure is its mean over the seeds. Its interval is where 90 % of further runs lie
     if the seeds' values are normal (Student's t; with a few seeds their quantiles would be far too
     narrow), its half width combined in quadrature with the value times a relative error: for times
-    and rates ``time_error``, for counts of tokens ``acceptance_error``. Attainment and goodput are
-    instead computed again with all latencies longer and shorter by ``time_error``. What queueing
-    makes of a step-time error is not in it: near saturation the interval of TTFT is a lower bound.
+    ``time_error``, for counts of tokens ``acceptance_error``. Throughput is divided by 1 +
+    ``time_error`` at worst. Attainment and goodput are instead computed again with all latencies
+    longer and shorter by ``time_error``. No rate is above that at which the trace comes, and no run
+    shorter. What queueing makes of a step-time error is not in it: near saturation the interval of
+    TTFT is a lower bound.
 
     Args:
         candidate: What was simulated.
@@ -188,25 +198,25 @@ def _with_errors(
     max_batch: int,
 ) -> dict[str, Interval]:
     """Intervals of the figures that have a relative error; none of one that is not finite."""
-    bounds = {
-        "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
-        "acceptance_rate": (0.0, 1.0),
-        "mean_batch": (1.0, max_batch),  # steps in which no request decodes do not count
-        "mean_running": (1.0, max_batch),
-    }
+    bounds = bounds_of([outcome.figures for outcome in outcomes], max_batch)
     predicted = {}
     for name, error in errors.items():
         values = _values(outcomes, name)
         if values and all(map(math.isfinite, values)):
             predicted[name] = interval_over_seeds(
-                values, error, stand_in.get(name, 0.0), bounds=bounds.get(name, (0.0, math.inf))
+                values,
+                error,
+                stand_in.get(name, 0.0),
+                bounds=bounds.get(name, (0.0, math.inf)),
+                is_rate=name == "throughput",
             )
     return predicted
 
 
 def _shares(outcomes: Sequence[Outcome], stand_in: Mapping[str, float]) -> dict[str, Interval]:
     """Intervals of SHARES: as far as longer and shorter latencies reach."""
-    top = {"slo_attainment": 1.0, "goodput": math.inf}
+    most = _values(outcomes, "goodput_most")
+    top = {"slo_attainment": 1.0, "goodput": min(most, default=math.inf)}
     predicted = {}
     for name in SHARES:
         values, worse = _values(outcomes, name), _values(outcomes, f"{name}_worse")

@@ -16,6 +16,7 @@ from codesign.planner.student_t import student_t_quantile
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
+    from codesign.records import RequestRecord
 
 _MANY = 1000  # degrees of freedom of a spread that many seeds were averaged for
 _TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
@@ -95,12 +96,48 @@ def time_error(
     return math.hypot(step_error(fit, candidate, spans), tokens)
 
 
+def offered(requests: Sequence[RequestRecord]) -> dict[str, float]:
+    """Rates that no plan exceeds: a run lasts until the last request has come, at least.
+
+    Returns:
+        "seconds_least", "throughput_most" and "goodput_most"; nothing if all came at once.
+    """
+    last = max([request.arrival for request in requests], default=0.0)
+    if last <= 0:
+        return {}
+    tokens = sum([request.output_tokens for request in requests])
+    rates = {"throughput_most": tokens / last, "goodput_most": len(requests) / last}
+    return {"seconds_least": last, **rates}
+
+
+def bounds_of(
+    outcomes: Sequence[Mapping[str, float]], max_batch: int
+) -> dict[str, tuple[float, float]]:
+    """Least and most that figures can be, of those that have such limits.
+
+    Args:
+        outcomes: Figures of each simulation, ``offered`` among them.
+        max_batch: Batch limit.
+    """
+    least = max([figures.get("seconds_least", 0.0) for figures in outcomes])
+    most = min([figures.get("throughput_most", math.inf) for figures in outcomes])
+    return {
+        "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
+        "acceptance_rate": (0.0, 1.0),
+        "mean_batch": (1.0, max_batch),  # steps in which no request decodes do not count
+        "mean_running": (1.0, max_batch),
+        "seconds": (least, math.inf),
+        "throughput": (0.0, most),
+    }
+
+
 def interval_over_seeds(
     values: Sequence[float],
     error: float,
     spread: float = 0.0,
     *,
     bounds: tuple[float, float] = (0.0, math.inf),
+    is_rate: bool = False,
 ) -> Interval:
     """Mean, and where further runs lie; see ``predict.score``.
 
@@ -109,6 +146,7 @@ def interval_over_seeds(
         error: Relative error of the fit.
         spread: Relative standard deviation over seeds, for when there is a single one.
         bounds: Least and most that the figure can be.
+        is_rate: The error is of the time that it takes: a rate is divided by 1 + error at worst.
     """
     value, num = float(np.mean(values)), len(values)
     if num > 1:
@@ -116,9 +154,11 @@ def interval_over_seeds(
     else:
         deviation, freedom = abs(value) * spread, _MANY
     quantile = student_t_quantile(freedom, 1.0 - _TAIL) if deviation else 0.0
-    half = math.hypot(quantile * deviation * math.sqrt(1.0 + 1.0 / num), abs(value) * error)
+    luck = quantile * deviation * math.sqrt(1.0 + 1.0 / num)
+    below = math.hypot(luck, abs(value) * (error / (1.0 + error) if is_rate else error))
+    above = math.hypot(luck, abs(value) * error)
     least, most = bounds
-    return Interval(value, max(value - half, least), min(value + half, most))
+    return Interval(value, max(value - below, least), min(value + above, most))
 
 
 def hull(interval: Interval, values: Sequence[float], top: float) -> Interval:

@@ -165,6 +165,27 @@ def test_attainment_is_also_computed_with_longer_and_shorter_latencies(machine_f
     assert (interval.low, interval.value, interval.high) == (0.25, 0.5, 0.75)
 
 
+def test_no_rate_is_above_what_the_trace_offers_and_no_run_shorter(machine_fit):
+    requests = [replace(finished(i, i + 1.0, i + 2.0), arrival=float(i)) for i in range(11)]
+    values = {f.name: 0 for f in fields(RoundRecord)} | {"target": 1.0, "batch": 1}
+    records = RunRecords(requests, RoundLog([RoundRecord(**values)]), 12.0, [])
+    fit = replace(machine_fit, errors={"2/target": 0.5}, origin=ROOFLINE)
+    made = [outcome_of(records, PLAIN, fit, slo=SLO(), seed=seed) for seed in (0, 1)]
+    predicted = score_of(PLAIN, made, fit, SLO(), spread={"goodput": 3.0}).predicted
+    assert predicted["throughput"].value == pytest.approx(121 / 12)
+    assert predicted["throughput"].high == pytest.approx(121 / 10)  # arrivals end at 10 s
+    assert predicted["seconds"].low == pytest.approx(10.0)
+    one = score_of(PLAIN, made[:1], fit, SLO(), spread={"goodput": 3.0}).predicted
+    assert one["goodput"].high == pytest.approx(11 / 10)
+
+
+def test_a_time_error_however_large_leaves_a_throughput(machine_fit):
+    fit = replace(machine_fit, errors={"2/target": 1.5, "2/draft": 1.5}, origin=ROOFLINE)
+    predicted = score_of(PLAIN, [outcome(throughput=20.0)], fit, SLO()).predicted
+    assert predicted["throughput"].low == pytest.approx(20.0 / 2.5)
+    assert predicted["throughput"].high == pytest.approx(50.0)  # all came at once
+
+
 def test_shares_stay_between_0_and_1(machine_fit):
     outcomes = [outcome(s, slo_attainment=v) for s, v in enumerate((0.2, 1.0, 1.0))]
     interval = score_of(PLAIN, outcomes, machine_fit, SLO()).predicted["slo_attainment"]
