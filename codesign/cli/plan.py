@@ -57,8 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=("goodput", "latency", "fewest"),
         default="goodput",
-        help="goodput: most requests/s within the SLO; latency: lowest mean TPOT; fewest: as "
-        "goodput, on the fewest workers that meet the SLO (goodput)",
+        help="goodput: most requests/s within the SLO; latency: lowest mean TPOT of the plans that "
+        "bear the load; fewest: as goodput, on the fewest workers that do and meet the SLO "
+        "(goodput)",
     )
     search.add_argument(
         "--max-batch",

@@ -157,7 +157,7 @@ def _doubts(plan: Plan, fit: Fit) -> str:
 
 
 def _in_what(doubt: Doubt) -> str:
-    from codesign.planner.ranking import FIGURE_WORDS
+    from codesign.planner.explanation import FIGURE_WORDS
 
     return f" in {FIGURE_WORDS[doubt.figure]}" if doubt.figure in FIGURE_WORDS else ""
 

@@ -10,7 +10,8 @@ luck and small differences count. Prints nothing.
     simulations    of the promising ones: halving, executor, search_cache
     predict        figures of several seeds, with intervals (uncertainty, student_t); saturation:
                    whether the load is borne
-    ranking        which is best; nearest_miss: if none meets the SLO; fewest: on how few workers
+    ranking        which is best; explanation: why; nearest_miss: if none meets the SLO; fewest: on
+                   how few workers
     economics      whether speculation pays; sensitivity: what to profile next; scheduling: whether
                    serving by the SLO would
 """
@@ -27,11 +28,12 @@ from codesign.fit.profile_command import profile_command
 from codesign.plan import Doubt
 from codesign.planner.economics import weigh_speculation
 from codesign.planner.executor import Executor, LocalExecutor, Task
+from codesign.planner.explanation import explain, explain_runner_up
 from codesign.planner.halving import entering
 from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import extrapolation_note, prompt_note
 from codesign.planner.question import Answer, Question
-from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties
+from codesign.planner.ranking import Entry, find_ties
 from codesign.planner.scheduling import scheduling_note
 from codesign.planner.screen import Screened, screen
 from codesign.planner.search_cache import SearchCache
@@ -169,7 +171,7 @@ def _answer(
     return Answer(
         ranked=ranked,
         ties=find_ties(ranked, question.objective),
-        reason=explain(ranked, question.slo),
+        reason=explain(ranked, question.slo, question.objective),
         runner_up=explain_runner_up(ordered, question.objective),
         economics=weigh_speculation(ranked, question),
         doubts=doubts,

@@ -1,4 +1,4 @@
-"""The fewest workers that serve a trace within the SLO, and the best plan on these."""
+"""The fewest workers that bear a trace's load within the SLO, and the best plan on these."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from codesign.config import SLO
 from codesign.errors import InfeasibleError, InputError, UsageError, counted
 from codesign.planner import Answer, Question, search
 from codesign.planner.executor import Executor
+from codesign.planner.saturation import OVERLOADED
 from codesign.planner.search_cache import SearchCache
 
 FEWEST = "fewest"  # the objective
@@ -22,10 +23,10 @@ def search_fewest(
     cache: SearchCache | None = None,
     progress: Progress | None = None,
 ) -> Answer:
-    """The answer for the smallest number of workers that has one.
+    """The answer for the smallest number of workers that has one whose plan bears the load.
 
     Numbers on which the screen finds less than half of the requests wanted within the SLO are not
-    simulated.
+    simulated. If no number bears the load, the answer for the largest that meets the SLO.
 
     Args:
         question: ``workers`` is the largest number to try; the SLO must name a target.
@@ -35,7 +36,7 @@ def search_fewest(
 
     Raises:
         UsageError: If the SLO names no target: one worker always suffices.
-        InfeasibleError: If the largest number does not meet the SLO either.
+        InfeasibleError: If no number of workers meets the SLO.
         InputError: As ``search``.
     """
     if question.slo == SLO(percentile=question.slo.percentile):
@@ -45,25 +46,30 @@ def search_fewest(
     worth = _HOPELESS * question.slo.percentile / 100.0
     missed: list[str] = []
     unknown: list[str] = []
-    for workers in range(1, question.workers):
-        smaller = replace(question, workers=workers)
+    swamped: dict[int, Answer] = {}
+    for workers in range(1, question.workers + 1):
+        is_last = workers == question.workers
         try:
             answer = search(
-                smaller,
+                replace(question, workers=workers),
                 executor=executor,
                 cache=cache,
                 progress=_of(workers, progress),
-                least_attained=worth,
+                least_attained=0.0 if is_last else worth,
             )
         except InfeasibleError:
+            if is_last and not swamped:
+                raise
             missed.append(str(workers))
         except InputError:  # the fit prices no plan of so many workers, or memory holds none
+            if is_last and not swamped:
+                raise
             unknown.append(str(workers))
         else:
-            return _with_reason(answer, workers, missed, unknown)
-    last = _of(question.workers, progress)
-    answer = search(question, executor=executor, cache=cache, progress=last)
-    return _with_reason(answer, question.workers, missed, unknown)
+            if answer.chosen.saturation != OVERLOADED:
+                return _with_reason(answer, workers, missed, unknown, list(swamped))
+            swamped[workers] = answer
+    return list(swamped.values())[-1]  # whose reason begins with the load
 
 
 def _of(workers: int, progress: Progress | None) -> Progress | None:
@@ -72,9 +78,15 @@ def _of(workers: int, progress: Progress | None) -> Progress | None:
     return progress and (lambda stage, done, total: progress(f"{stage} {where}", done, total))
 
 
-def _with_reason(answer: Answer, workers: int, missed: list[str], unknown: list[str]) -> Answer:
+def _with_reason(
+    answer: Answer, workers: int, missed: list[str], unknown: list[str], swamped: list[int]
+) -> Answer:
     reason = f"{workers} workers are" if workers > 1 else "1 worker is"
     reason += " the fewest that meet the SLO"
+    reason += " and bear the load" if swamped else ""
     reason += f" (the fit has no plan for {', '.join(unknown)})" if unknown else ""
     reason += f"; {', '.join(missed)} {'do' if len(missed) > 1 else 'does'} not" if missed else ""
+    if swamped:
+        names = ", ".join(map(str, swamped))
+        reason += f"; on {names} the queue grows as long as requests arrive"
     return replace(answer, reason=f"{reason}; {answer.reason}")

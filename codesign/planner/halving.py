@@ -20,6 +20,7 @@ import numpy as np
 from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.planner.ranking import Entry
+from codesign.planner.saturation import AT_ONCE
 from codesign.planner.screen import Screened
 from codesign.policy.speculation import SpeculationSpec
 
@@ -107,7 +108,7 @@ def entering(
     Returns:
         Their places in ``screened``.
     """
-    orders = screen_orders(screened, objective, percentile)
+    orders = screen_orders(screened, objective, percentile, num_requests)
     others = chain.from_iterable(zip(*orders[1:], strict=True))
     chosen: dict[int, None] = {}
     kinds: dict[tuple[SpeculationSpec, Deployment], list[int]] = {}
@@ -164,13 +165,16 @@ def neighbours(ordered: Sequence[Entry], space: Sequence[Candidate]) -> list[Can
     return [candidate for candidate in space if candidate in wanted - simulated]
 
 
-def screen_orders(screened: Screened, objective: str, percentile: float) -> list[list[int]]:
+def screen_orders(
+    screened: Screened, objective: str, percentile: float, num_requests: int
+) -> list[list[int]]:
     """Candidates best first, by the objective and then by other views of the same scores.
 
     Args:
         screened: N scores.
         objective: "goodput" or "latency"; see ``Question``.
         percentile: Of the SLO: so many percent of the requests must meet it.
+        num_requests: Of the trace.
 
     Returns:
         Orders of the N candidates' places, the objective's first.
@@ -180,20 +184,33 @@ def screen_orders(screened: Screened, objective: str, percentile: float) -> list
     limits = np.array([c.max_batch for c in screened.candidates])
     costs = np.array([c.complexity[:2] for c in screened.candidates]).T
     ends = (*costs[::-1], limits)
-    served, late = -goodput, screened.latency
+    served, late, tpot = -goodput, screened.latency, screened.tpot
+    swamped = _swamped(screened, limits, num_requests)
     if objective != "latency":
         keys = [
             (late, served, misses),
             (late, served),
-            (screened.tpot, np.round(served, 1), misses),
+            (tpot, np.round(served, 1), misses),
         ]
     else:
         keys = [
-            (served, screened.tpot, misses),
-            (served, screened.tpot),
+            (served, tpot, swamped, misses),
+            (served, tpot, swamped),
             (late, np.round(served, 1), misses),
         ]
     return [np.lexsort((*ends, *key)).tolist() for key in keys]
+
+
+def _swamped(screened: Screened, limits: np.ndarray, num_requests: int) -> np.ndarray:
+    """(N,) whether a queue is too long when the last request comes, by the load.
+
+    As in ``saturation``: who runs and as many that wait, for as long as one runs, are not too many.
+    Nor is what comes at once, which is no rate.
+    """
+    replicas = np.array([candidate.deployment.replicas for candidate in screened.candidates])
+    each = num_requests / replicas
+    left = each * (1.0 - 1.0 / np.maximum(screened.load, 1.0))
+    return (left > 2.0 * limits) & (AT_ONCE * screened.load * limits < each)
 
 
 def representatives(ordered: Sequence[Candidate]) -> list[int]:

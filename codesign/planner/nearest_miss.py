@@ -10,8 +10,9 @@ from itertools import count
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.config import SLO
+from codesign.planner.explanation import milliseconds
 from codesign.planner.predict import Outcome, misses
-from codesign.planner.ranking import Entry, milliseconds
+from codesign.planner.ranking import Entry
 
 # Simulates candidates, each with the arrival rate times a factor; outcomes by seed of each.
 AtRates = Callable[[Sequence[tuple[Candidate, float]]], list[list[Outcome]]]

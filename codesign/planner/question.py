@@ -29,7 +29,8 @@ class Question:
         serving: How memory and steps are shared; without a limit of KV rows the fit must say. How
             long answers are is the trace's to say.
         objective: "goodput": most requests per second that meet the SLO, then the shortest
-            latency; "latency": lowest mean TPOT; "fewest": as goodput, for ``fewest``.
+            latency; "latency": lowest mean TPOT, of the plans that bear the load if there are any;
+            "fewest": as goodput, of these plans as well, for ``fewest``.
         workers: Workers of the machine.
         max_batch: Largest batch limit of a replica to try.
         policies: Labels that the search is restricted to; empty for all.

@@ -1,4 +1,4 @@
-"""Which candidate is best, which cannot be told from it, and why: the planner's judgement.
+"""Which candidate is best, and which cannot be told from it: the planner's judgement.
 
 Step-time error moves all candidates of a machine together, and all are simulated with the same
 seeds. So the choice goes by paired differences, seed by seed; ties are named by whole intervals,
@@ -13,7 +13,6 @@ from math import sqrt
 from statistics import fmean
 
 from codesign.candidate import Candidate, ScoredCandidate
-from codesign.config import SLO
 from codesign.planner.predict import Outcome
 from codesign.planner.saturation import OVERLOADED
 from codesign.planner.student_t import student_t_quantile
@@ -27,18 +26,9 @@ CRITERIA = {
     "fewest": (("goodput", True), ("latency_mean", False), ("tpot_mean", False)),
 }
 
-FIGURE_WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}
-_OVERLOAD = (
-    "it cannot sustain this load: the queue grows as long as requests arrive. Plan for fewer "
-    "(--rate-scale), or set --slo-ttft-ms to see which plan can"
-)
-_SPAN_WORDS = {
-    "target": "verifying",
-    "draft": "waiting for the draft",
-    "reroot": "re-rooting",
-    "link_there": "messages",
-    "link_back": "messages",
-}
+# Objectives of which a plan that bears the load is better than any that does not: the shortest
+# rounds are those of a request alone, and on too few workers a queue never ends.
+MUST_BEAR = ("latency", "fewest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +65,25 @@ class Entry:
 
 
 def rank(entries: Sequence[Entry], objective: str) -> list[Entry]:
-    """Best first: those that meet the SLO, then the others by how far they miss it."""
+    """Best first: those that meet the SLO, then the others by how far they miss it.
+
+    Where the objective needs it, those that bear the load come before all that do not.
+    """
     feasible = [entry for entry in entries if entry.scored.is_feasible]
     missing = [entry for entry in entries if not entry.scored.is_feasible]
     ranked = []
-    while feasible:
-        best = _best(feasible, objective)
-        feasible.remove(best)
-        ranked.append(best)
+    for bears in (True, False):
+        left = [entry for entry in feasible if may_be_best(entry.scored, objective) == bears]
+        while left:
+            best = _best(left, objective)
+            left.remove(best)
+            ranked.append(best)
     return ranked + sorted(missing, key=lambda e: (e.miss, e.candidate.complexity))
+
+
+def may_be_best(scored: ScoredCandidate, objective: str) -> bool:
+    """Whether a plan bears the load, or the objective does not ask that of it."""
+    return objective not in MUST_BEAR or scored.saturation != OVERLOADED
 
 
 def _best(entries: list[Entry], objective: str) -> Entry:
@@ -133,120 +133,19 @@ def _luck(values: Sequence[float], mean: float) -> float:
 def find_ties(ranked: Sequence[ScoredCandidate], objective: str) -> tuple[str, ...]:
     """Labels of feasible candidates whose intervals overlap with the first one's.
 
-    In the two criteria that matter most; best first.
+    In the two criteria that matter most; best first. A plan that does not bear the load is told
+    from one that does, where the objective asks for it.
     """
     best = ranked[0]
+    bears = may_be_best(best, objective)
     figures = [figure for figure, _ in CRITERIA[objective][:2] if figure in best.predicted]
     return tuple(
         other.label
         for other in ranked[1:]
         if other.is_feasible
+        and may_be_best(other, objective) == bears
         and all(
             figure in other.predicted and best.predicted[figure].overlaps(other.predicted[figure])
             for figure in figures
         )
-    )
-
-
-def explain(ranked: Sequence[ScoredCandidate], slo: SLO) -> str:
-    """One line: what the first candidate's rounds spend time on, its gain, the nearest target.
-
-    A queue that grows without end comes first: no other figure means much beside it.
-    """
-    best = ranked[0]
-    parts = [_OVERLOAD] if best.saturation == OVERLOADED else []
-    total = sum(best.spans.values())
-    if total > 0 and best.candidate.speculation.has_draft:
-        shares = [f"verification takes {best.spans['target'] / total:.0%} of a round"]
-        if best.spans["draft"] > 0:
-            shares.append(f"waiting for the draft {best.spans['draft'] / total:.0%}")
-        parts.append(", ".join(shares))
-    parts += _gain_over_plain(ranked)
-    if best.candidate.family == "plain" and any(s.candidate.family != "plain" for s in ranked):
-        parts.append("no plan with a draft serves this better")
-    parts.append(_nearest_target(best, slo))
-    return "; ".join(parts)
-
-
-def explain_runner_up(ranked: Sequence[Entry], objective: str) -> str:
-    """One line: by what the second candidate lost, and the cause; "" if there is none.
-
-    The second is the first one of another policy or deployment: that a batch limit more would do
-    the same is no news.
-    """
-    best = ranked[0]
-    other = next((s for s in ranked[1:] if _kind(s.candidate) != _kind(best.candidate)), None)
-    if other is None:
-        return ""
-    label = other.candidate.label
-    if not other.scored.is_feasible:
-        return f"{label}: misses the SLO"
-    return f"{label}: {_lost_by(best, other, objective)}{_cause(best, other)}"
-
-
-def _kind(candidate: Candidate) -> tuple[object, object]:
-    return candidate.speculation, candidate.deployment
-
-
-def _lost_by(best: Entry, other: Entry, objective: str) -> str:
-    """The first criterion in which the best is noticeably better."""
-    for figure, more_is_better in CRITERIA[objective]:
-        if (pair := best.beside(other, figure)) is None:
-            continue
-        ours, theirs = pair
-        loss = (ours - theirs if more_is_better else theirs - ours) / max(ours, 1e-12)
-        if loss > NOTICEABLE:
-            return f"{loss:.0%} {'less' if more_is_better else 'more'} {FIGURE_WORDS[figure]}"
-    if other.candidate.complexity > best.candidate.complexity:
-        return "not better by more than chance, or by less than 1 %; the simpler plan was chosen"
-    return "less than 1 % apart"
-
-
-def _cause(best: Entry, other: Entry) -> str:
-    """What makes a token of the other one dearer: fewer tokens per round, or a longer round."""
-    parts = []
-    pair = best.beside(other, "acceptance_length")
-    if pair and pair[1] < pair[0] * (1 - NOTICEABLE):
-        parts.append(f"{pair[1]:.2f} instead of {pair[0]:.2f} tokens per round")
-    before, after = best.scored.spans, other.scored.spans
-    ours, theirs = sum(before.values()), sum(after.values())
-    if theirs > ours * (1 + NOTICEABLE):
-        span = max(after, key=lambda name: after[name] - before.get(name, 0.0))
-        parts.append(
-            f"a round takes {milliseconds(theirs)} instead of {milliseconds(ours)}, most of it "
-            f"more {_SPAN_WORDS[span]}"
-        )
-    return f": {', '.join(parts)}" if parts else ""
-
-
-def milliseconds(seconds: float) -> str:
-    """Three digits, or whole milliseconds: never with an exponent."""
-    value = 1000 * seconds
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
-
-
-def _gain_over_plain(ranked: Sequence[ScoredCandidate]) -> list[str]:
-    best = ranked[0]
-    # The best plain plan, as in the table and in ``economics``; the fastest may let others wait.
-    plain = next((s for s in ranked if s.candidate.family == "plain"), best)
-    if plain is best or not all("tpot_mean" in s.predicted for s in (plain, best)):
-        return []
-    ratio = best.predicted["tpot_mean"].value / plain.predicted["tpot_mean"].value
-    word = "below" if ratio <= 1 else "above"
-    miss = "" if plain.is_feasible else " (which misses the SLO)"
-    return [f"mean TPOT {abs(1 - ratio):.0%} {word} plain decoding's{miss}"]
-
-
-def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:
-    used = {
-        name: best.predicted[f"{name}_slo"].value / target
-        for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot))
-        if target is not None and f"{name}_slo" in best.predicted
-    }
-    if not used:
-        return "no target applies" if slo.is_set else "no SLO was set"
-    name = max(used, key=used.__getitem__)
-    # More load may reach another target first: a queue grows faster than a batch gets slower.
-    return (
-        f"{name.upper()} p{slo.percentile:g} has the least room, at {used[name]:.0%} of its target"
     )

@@ -16,6 +16,7 @@ from codesign.records import RequestRecord
 STABLE, BACKLOGGED, OVERLOADED = "stable", "backlogged", "overloaded"
 VERDICTS = (STABLE, BACKLOGGED, OVERLOADED)  # from good to bad
 
+AT_ONCE = 0.02  # of a request's run: a trace as short has no rate that could be too high
 _MAX_LONG_WAITS = 0.05  # share of requests that may wait longer than they run, if stable
 _MAX_LEFT = 0.05  # work left at the last arrival, in shares of the trace's length
 
@@ -29,7 +30,7 @@ def saturation(
     as they came: at the end new requests waited for over 5 % of the length of the trace, and longer
     than those of its middle. Served for longer, they would wait for longer. "backlogged": over 5 %
     of the requests waited for longer than a request runs, but the queue went away, or all came at
-    once. Else "stable".
+    once, within a fiftieth of a request's run. Else "stable".
 
     Args:
         requests: All of a run; what has not finished waits for ever.
@@ -49,7 +50,7 @@ def saturation(
     num = len(wait)
     middle = np.median(wait[2 * num // 5 : 3 * num // 5 + 1])
     last = np.median(wait[-max(num // 5, 1) :])
-    if length > 0 and last > max(_MAX_LEFT * length, served) and last > middle:
+    if length > AT_ONCE * served and last > max(_MAX_LEFT * length, served) and last > middle:
         return OVERLOADED
     return BACKLOGGED if float((wait > served).mean()) > _MAX_LONG_WAITS else STABLE
 

@@ -19,7 +19,7 @@ from codesign import Progress
 from codesign.plan import Doubt
 from codesign.planner.behaviour import Behaviour, token_shares
 from codesign.planner.executor import Job, Task, run_job
-from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry
+from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry, may_be_best
 from codesign.planner.saturation import OVERLOADED
 from codesign.planner.screen import behaviours_of, screen
 from codesign.planner.uncertainty import tokens_error
@@ -75,7 +75,9 @@ def find_doubts(
     plans = [
         entry
         for entry in ranked
-        if entry.scored.is_feasible and all(best.beside(entry, name) for name in criteria)
+        if entry.scored.is_feasible
+        and may_be_best(entry.scored, question.objective)
+        and all(best.beside(entry, name) for name in criteria)
     ]
     plans = plans[:_MOST_PLANS]
     if len(plans) < 2 or plans[0] is not best or best.scored.saturation == OVERLOADED:

@@ -18,7 +18,7 @@ from codesign.planner.halving import (
 )
 from codesign.planner.predict import Outcome, misses, score, spread_over_seeds
 from codesign.planner.question import Question
-from codesign.planner.ranking import Entry, rank
+from codesign.planner.ranking import Entry, may_be_best, rank
 from codesign.planner.search_cache import SearchCache
 
 
@@ -62,7 +62,8 @@ class Simulations:
         Args:
             candidates: What is simulated first.
             space: Where their neighbours are found.
-            more: What is simulated as well if all of these miss the SLO by little.
+            more: What is simulated as well if all of these miss the SLO by little, or do not bear
+                the load that they must.
         """
         question = self._question
         left, ordered = list(candidates), []
@@ -72,7 +73,7 @@ class Simulations:
             ordered = self._ranked(left, rung, [question.seed])
             if number == 0:
                 ordered = self._climbed(ordered, rung, space)
-                if not ordered[0].scored.is_feasible and ordered[0].miss <= NEAR:
+                if self._is_worth_more(ordered[0]):
                     ordered = self._climbed(self._joined(ordered, more(), rung), rung, space)
             left = survivors(ordered, rung.num_kept)
         left = finalists(ordered, len(question.requests))
@@ -88,6 +89,12 @@ class Simulations:
             # The first may owe its place to a single seed.
             left = [e.candidate for e in ordered[:1] if e.candidate not in repeated]
         return ordered
+
+    def _is_worth_more(self, best: Entry) -> bool:
+        """Whether what the screen thought less of may be what is asked for."""
+        if best.scored.is_feasible:
+            return not may_be_best(best.scored, self._question.objective)
+        return best.miss <= NEAR
 
     def _climbed(self, ordered: list[Entry], rung: Rung, space: Sequence[Candidate]) -> list[Entry]:
         """With the neighbours of the best few, and theirs if these are better."""

@@ -82,3 +82,25 @@ def test_where_none_suffices_the_nearest_miss_of_all_workers_is_named(question):
 def test_without_a_target_there_is_nothing_to_meet(question):
     with pytest.raises(UsageError, match="--slo-tpot-ms"):
         search_fewest(dataclasses.replace(question, slo=SLO()))
+
+
+def test_workers_on_which_the_queue_never_ends_are_too_few(question):
+    """TPOT alone is kept by serving one request at a time, however many wait."""
+    requests = question.requests.assign(arrival=np.arange(20) * 0.25)
+    asked = dataclasses.replace(question, requests=requests, slo=SLO(tpot=0.05), max_batch=1)
+    answer = search_fewest(asked)
+    assert answer.chosen.saturation != "overloaded"
+    workers = answer.chosen.candidate.deployment.num_workers
+    assert workers > 1
+    assert answer.reason.startswith(
+        f"{workers} workers are the fewest that meet the SLO and bear the load"
+    )
+    assert "; on 1" in answer.reason
+
+
+def test_where_no_number_of_workers_bears_the_load_the_most_are_taken_and_it_is_said(question):
+    requests = question.requests.assign(arrival=np.arange(20) * 0.01)
+    asked = dataclasses.replace(question, requests=requests, slo=SLO(tpot=0.05), max_batch=1)
+    answer = search_fewest(asked)
+    assert answer.chosen.candidate.deployment.num_workers == 4
+    assert answer.reason.startswith("no plan that meets the SLO can sustain this load")

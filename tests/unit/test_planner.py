@@ -322,3 +322,34 @@ def test_the_second_best_is_said_to_have_lost_and_why(question):
     label, _, why = answer.runner_up.partition(": ")
     assert label.startswith("plain on 2")
     assert "more mean TPOT: 1.00 instead of" in why
+
+
+def at_rate(gap, num=60) -> pd.DataFrame:
+    """Requests that each take about a second alone."""
+    return pd.DataFrame(
+        {
+            "arrival": [gap * n for n in range(num)],
+            "prompt_tokens": 40,
+            "output_tokens": 40,
+            "category": "chat",
+        }
+    )
+
+
+def test_the_shortest_rounds_are_no_good_where_requests_queue_without_end(question):
+    asked = few(question, "plain", "chain-3", objective="latency", max_batch=8)
+    quiet = search(dataclasses.replace(asked, requests=at_rate(5.0)))
+    assert "queue" not in quiet.reason
+    busy = search(dataclasses.replace(asked, requests=at_rate(0.3)))
+    assert busy.chosen.saturation != "overloaded"
+    assert busy.chosen.candidate.max_batch > 1
+    assert busy.reason.startswith("the best of those that bear this load; ")
+    crowded = search(dataclasses.replace(asked, requests=at_rate(0.01), max_batch=2))
+    assert crowded.reason.startswith("no plan can sustain this load")
+
+
+def test_of_a_stream_that_sends_one_request_after_another_the_shortest_rounds_are_wanted(question):
+    asked = few(question, "plain", "chain-3", objective="latency", max_batch=8)
+    answer = search(dataclasses.replace(asked, requests=at_rate(0.0, 12)))
+    assert answer.chosen.candidate.max_batch == 1
+    assert "queue" not in answer.reason

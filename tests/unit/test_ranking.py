@@ -6,19 +6,15 @@ import pytest
 
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment
+from codesign.planner.explanation import explain, explain_runner_up
 from codesign.planner.predict import Outcome
-from codesign.planner.ranking import (
-    Entry,
-    clear_gain,
-    explain,
-    explain_runner_up,
-    find_ties,
-    rank,
-)
+from codesign.planner.ranking import Entry, clear_gain, find_ties, rank
 from codesign.policy.speculation import parse_policy
 
 
-def entry(policy, *, goodput=(1.0, 1.0), latency=(1.0, 1.0), tpot=(0.1, 0.1), miss=0.5) -> Entry:
+def entry(
+    policy, *, goodput=(1.0, 1.0), latency=(1.0, 1.0), tpot=(0.1, 0.1), miss=0.5, load="stable"
+) -> Entry:
     """A candidate with a value per seed of each figure."""
     candidate = Candidate(Deployment(2), parse_policy(policy), 4)
     outcomes = tuple(
@@ -30,7 +26,9 @@ def entry(policy, *, goodput=(1.0, 1.0), latency=(1.0, 1.0), tpot=(0.1, 0.1), mi
         for name, v in (("goodput", goodput), ("latency_mean", latency), ("tpot_mean", tpot))
     }
     spans = {"target": 0.03, "draft": 0.01}
-    scored = ScoredCandidate(candidate, predicted, spans, "fitted", is_feasible=miss <= 1)
+    scored = ScoredCandidate(
+        candidate, predicted, spans, "fitted", is_feasible=miss <= 1, saturation=load
+    )
     return Entry(candidate, outcomes, scored, miss)
 
 
@@ -50,6 +48,27 @@ def test_the_latency_objective_looks_at_tpot_before_goodput():
     entries = [entry("plain", goodput=(2, 2)), entry("chain-3", tpot=(0.05, 0.05))]
     assert order(entries, "latency") == ["chain-3", "plain"]
     assert order(entries, "goodput") == ["plain", "chain-3"]
+
+
+@pytest.mark.parametrize("objective", ["latency", "fewest"])
+def test_a_plan_that_bears_the_load_comes_before_a_faster_one_that_does_not(objective):
+    entries = [
+        entry("chain-3", tpot=(0.05, 0.05), goodput=(2, 2), load="overloaded"),
+        entry("chain-2", tpot=(0.06, 0.06), goodput=(2, 2), load="overloaded"),
+        entry("plain", load="backlogged"),
+        entry("chain-1", miss=1.1),
+    ]
+    assert order(entries, objective) == ["plain", "chain-3", "chain-2", "chain-1"]
+    assert order(entries, "goodput")[0] == "chain-3"
+    assert order([entries[0], entries[3]], objective) == ["chain-3", "chain-1"]
+
+
+def test_a_plan_that_does_not_bear_the_load_is_no_tie_of_one_that_does():
+    ranked = [entry("chain-3").scored, entry("plain", load="overloaded").scored]
+    assert find_ties(ranked, "latency") == ()
+    assert find_ties(ranked, "goodput") == (ranked[1].label,)
+    swamped = [entry("chain-3", load="overloaded").scored, ranked[1]]
+    assert find_ties(swamped, "latency") == (ranked[1].label,)
 
 
 def test_a_gain_that_nobody_would_notice_goes_to_the_simpler_plan():
@@ -104,7 +123,7 @@ def test_ties_are_those_whose_intervals_overlap_in_both_criteria():
 
 def test_the_reason_names_the_share_of_verification_and_the_gain():
     ranked = [entry("chain-3", tpot=(0.06, 0.06)).scored, entry("plain").scored]
-    reason = explain(ranked, SLO())
+    reason = explain(ranked, SLO(), "goodput")
     assert "verification takes 75% of a round" in reason
     assert "40% below plain" in reason
     assert reason.endswith("no SLO was set")
@@ -116,28 +135,51 @@ def test_the_gain_is_over_the_best_plain_plan_not_over_one_that_lets_requests_wa
         entry("plain", tpot=(0.1, 0.1)).scored,
         entry("plain", goodput=(0.1, 0.1), tpot=(0.04, 0.04)).scored,
     ]
-    assert "mean TPOT 20% below plain decoding's" in explain(ranked, SLO())
+    assert "mean TPOT 20% below plain decoding's" in explain(ranked, SLO(), "goodput")
 
 
 def test_a_plain_plan_that_misses_the_slo_is_called_so_where_the_gain_is_over_it():
     best, plain = entry("chain-3", tpot=(0.08, 0.08)).scored, entry("plain", miss=1.5).scored
     words = "mean TPOT 20% below plain decoding's (which misses the SLO); "
-    assert words in explain([best, plain], SLO(tpot=0.09))
+    assert words in explain([best, plain], SLO(tpot=0.09), "goodput")
 
 
 def test_plain_decoding_is_chosen_because_no_draft_serves_better():
     plain, chain = entry("plain").scored, entry("chain-3").scored
     assert (
-        explain([plain, chain], SLO()) == "no plan with a draft serves this better; no SLO was set"
+        explain([plain, chain], SLO(), "goodput")
+        == "no plan with a draft serves this better; no SLO was set"
     )
-    assert explain([plain], SLO()) == "no SLO was set"
+    assert explain([plain], SLO(), "goodput") == "no SLO was set"
 
 
 def test_the_reason_begins_with_a_load_that_the_best_plan_does_not_bear():
     best = entry("plain").scored
-    assert "queue" not in explain([best], SLO())
+    assert "queue" not in explain([best], SLO(), "goodput")
     swamped = dataclasses.replace(best, saturation="overloaded")
-    assert explain([swamped], SLO()).startswith("it cannot sustain this load: the queue grows")
+    reason = explain([swamped], SLO(), "goodput")
+    assert reason.startswith("it cannot sustain this load: the queue grows")
+
+
+def test_where_the_load_must_be_borne_the_reason_says_that_no_plan_does_or_who_would_be_faster():
+    swamped = entry("chain-3", tpot=(0.06, 0.06), load="overloaded").scored
+    reason = explain([swamped], SLO(), "latency")
+    assert reason.startswith("no plan can sustain this load: the queue grows")
+    reason = explain([swamped], SLO(tpot=1.0), "latency")
+    assert reason.startswith("no plan that meets the SLO can sustain this load")
+    best = entry("plain").scored
+    assert explain([best, swamped], SLO(), "latency").startswith(
+        "the best of those that bear this load; chain-3 on 2, batch 4 has 40% less mean TPOT, but "
+        "its queue grows as long as requests arrive; "
+    )
+    slower = entry("chain-3", load="overloaded").scored
+    assert "queue" not in explain([best, slower], SLO(), "latency")
+    assert "queue" not in explain([best, swamped], SLO(), "goodput")
+
+
+def test_the_second_may_have_lost_because_it_does_not_bear_the_load():
+    pair = [entry("plain"), entry("chain-3", tpot=(0.05, 0.05), load="overloaded")]
+    assert explain_runner_up(pair, "latency") == "chain-3 on 2, batch 4: cannot sustain this load"
 
 
 def test_two_plans_of_which_no_request_meets_both_targets_are_told_apart():
@@ -162,4 +204,6 @@ def test_the_reason_names_the_target_with_the_least_room(ttft, tpot, nearest):
     best = entry("plain").scored
     predicted = {"ttft_slo": Interval(0.9, 0.9, 0.9), "tpot_slo": Interval(0.1, 0.1, 0.1)}
     scored = ScoredCandidate(best.candidate, predicted, best.spans, "fitted", is_feasible=True)
-    assert f"{nearest} p90 has the least room, at 9" in explain([scored], SLO(ttft=ttft, tpot=tpot))
+    assert f"{nearest} p90 has the least room, at 9" in explain(
+        [scored], SLO(ttft=ttft, tpot=tpot), "goodput"
+    )
