@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from codesign.cli.argument_types import non_negative, out_file, positive
@@ -91,6 +95,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(func=make_plan)
 
 
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """What ends a job on a cluster ends a search as a user does, with what is finished kept."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main one's
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_sigterm_as_ctrl_c()
 def make_plan(args: argparse.Namespace) -> None:
     """Search, write the plan and the prepared trace, print the result.
 

@@ -184,7 +184,10 @@ sys.exit(main())
 """
 
 
-def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_path, start_process):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_search_says_what_it_kept_and_can_go_on(
+    stop, fit_file, tmp_path, start_process
+):
     flags = ("--fit", str(fit_file), "--workers", "2", "--max-batch", "4")
     words = ["plan", *TRACE, *flags, *FEW]
     home = str(Path(codesign.__file__).parents[1])
@@ -195,7 +198,7 @@ def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_pat
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (kept.exists() and kept.stat().st_size):
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "--resume" in errors.splitlines()[-1]
