@@ -65,6 +65,11 @@ class Candidate:
         return self.speculation.family
 
     @property
+    def runs_in_engine(self) -> bool:
+        """Whether ``codesign run`` serves it: there are no heads, nor workers for prompts alone."""
+        return self.speculation.runs_in_engine and not self.deployment.prefill_workers
+
+    @property
     def complexity(self) -> tuple[int, int, int]:
         """Sort key, simpler first."""
         spec = self.speculation

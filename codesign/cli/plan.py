@@ -77,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these and plain decoding, e.g. chain-3,tree-8x4x2",
     )
     search.add_argument(
+        "--runnable",
+        action="store_true",
+        help="only plans that the engine here runs: without workers for prompts alone",
+    )
+    search.add_argument(
         "--seed", type=non_negative, default=0, help="seed of prompts and simulations (0)"
     )
     search.add_argument(
@@ -181,6 +186,7 @@ def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
         workers=all_workers(fit) if args.workers is None else args.workers,
         max_batch=largest_batch(fit) if args.max_batch is None else args.max_batch,
         policies=tuple(args.policies.split(",")) if args.policies is not None else (),
+        runnable=args.runnable,
         seed=args.seed,
         rate_scale=args.rate_scale or 1.0,
     )

@@ -65,14 +65,17 @@ def result_text(
 
 def next_command(plan: Plan, out: Path, fit: Fit) -> str:
     """What to type after a plan was written to ``out``: shapes of data sheets need checkpoints."""
+    from codesign.export import closest_engine
     from codesign.fit.profile_command import device_of
     from codesign.models import FETCHABLE, has_model
 
     file = quote(str(out))
     candidate = plan.chosen.candidate
     if candidate.deployment.prefill_workers:
-        why = "the engine here has no workers for prompts alone"
-        return f"codesign export --plan {file} --to vllm  # {why}"
+        engine = closest_engine(plan, fit)
+        name = "vllm" if engine is None else engine.name
+        why = "the engine here has no workers for prompts alone: plan with --runnable"
+        return f"codesign export --plan {file} --to {name}  # {why}"
     if candidate.speculation.runs_in_engine:
         device = "" if (device := device_of(fit)) == "cpu" else f" --device {device}"
         is_known = plan.target in FETCHABLE or has_model(plan.target)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from codesign.fit import Fit
     from codesign.plan import Plan
 
-__all__ = ["ENGINES", "Checkpoints", "Export", "export_plan"]
+__all__ = ["ENGINES", "Checkpoints", "Export", "closest_engine", "export_plan"]
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, trtllm.ENGINE)
@@ -137,6 +137,21 @@ def export_plan(
         (*nearest.losses, *configuration.losses),
         tuple(filter(None, (*notes, *configuration.notes, *_plan_notes(plan, nearest)))),
     )
+
+
+def closest_engine(plan: Plan, fit: Fit) -> Engine | None:
+    """The engine that leaves out the fewest parts of a plan's choice; None if none can be asked.
+
+    Checkpoints are those that the plan names; of heads and int4 weights it names none.
+    """
+    losses: dict[str, int] = {}
+    for name, engine in ENGINES.items():
+        try:
+            nearest = find_nearest(_problem(plan, plan.chosen, fit, engine, Checkpoints(), None))
+        except InputError:
+            continue
+        losses[name] = len(nearest.losses) + len(engine.write(nearest.setup).losses)
+    return ENGINES[min(losses, key=losses.__getitem__)] if losses else None
 
 
 def _problem(

@@ -100,6 +100,7 @@ def _space_of(question: Question) -> SearchSpace:
         workers=question.workers,
         max_batch=question.max_batch,
         policies=question.policies,
+        runnable=question.runnable,
         serving=question.serving,
         requests=question.requests,
         origin=question.fit.origin,

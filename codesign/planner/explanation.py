@@ -106,6 +106,10 @@ def _lost_by(best: Entry, other: Entry, objective: str) -> str:
         loss = (ours - theirs if more_is_better else theirs - ours) / max(ours, 1e-12)
         if loss > NOTICEABLE:
             return f"{loss:.0%} {'less' if more_is_better else 'more'} {FIGURE_WORDS[figure]}"
+    if best.candidate.runs_in_engine and not other.candidate.runs_in_engine:
+        return (
+            "not better by more than chance, or by less than 1 %; the engine here does not serve it"
+        )
     if other.candidate.complexity > best.candidate.complexity:
         return "not better by more than chance, or by less than 1 %; the simpler plan was chosen"
     return "less than 1 % apart"

@@ -34,6 +34,7 @@ class Question:
         workers: Workers of the machine.
         max_batch: Largest batch limit of a replica to try.
         policies: Labels that the search is restricted to; empty for all.
+        runnable: Only plans that ``codesign run`` serves.
         seed: First seed.
         num_seeds: Simulations of each finalist.
         rate_scale: By which the trace's rate was multiplied already, to name another.
@@ -47,6 +48,7 @@ class Question:
     workers: int = 1
     max_batch: int = 8
     policies: tuple[str, ...] = ()
+    runnable: bool = False
     seed: int = 0
     num_seeds: int = NUM_SEEDS
     rate_scale: float = 1.0

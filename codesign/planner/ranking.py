@@ -87,7 +87,10 @@ def may_be_best(scored: ScoredCandidate, objective: str) -> bool:
 
 
 def _best(entries: list[Entry], objective: str) -> Entry:
-    """Narrow down by each criterion to those not clearly worse than its leader; then simplest."""
+    """Narrow down by each criterion to those not clearly worse than its leader.
+
+    Of what is left, one that the engine runs, and of these the simplest.
+    """
     pool = entries
     for figure, more_is_better in CRITERIA[objective]:
         defined = [entry for entry in pool if entry.values(figure)]
@@ -98,7 +101,12 @@ def _best(entries: list[Entry], objective: str) -> Entry:
             defined, key=lambda e: (sign * fmean(e.values(figure).values()), e.candidate.label)
         )
         pool = [e for e in defined if sign * clear_gain(*leader.shared(e, figure)) <= 0.0]
-    return min(pool, key=lambda entry: (entry.candidate.complexity, entry.candidate.label))
+    return min(pool, key=_least_trouble)
+
+
+def _least_trouble(entry: Entry) -> tuple[bool, tuple[int, int, int], str]:
+    candidate = entry.candidate
+    return not candidate.runs_in_engine, candidate.complexity, candidate.label
 
 
 def clear_gain(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving, parse_deployment
 from codesign.errors import InputError, counted
 from codesign.fit import SHEETS
-from codesign.policy.speculation import SpeculationSpec, parse_policy
+from codesign.policy.speculation import SpeculationSpec, check_runs_in_engine, parse_policy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,6 +96,7 @@ def search_space(
     workers: int,
     max_batch: int,
     policies: Sequence[str] = (),
+    runnable: bool = False,
     serving: Serving | None = None,
     requests: pd.DataFrame | None = None,
     origin: str = "fitted",
@@ -109,21 +110,26 @@ def search_space(
         max_batch: Largest batch limit of a replica.
         policies: Labels to restrict the search to; none for ``default_policies``. Plain decoding
             on all workers is always among the candidates.
+        runnable: Leave out what ``codesign run`` does not serve.
         serving: Its limit of KV rows; otherwise what the step times say that the memory holds.
         requests: Prepared trace, to leave out what cannot hold its longest request.
         origin: Of the step times; those in SHEETS are of every split that holds the weights.
         measure: Command that measures what has no step times.
 
     Raises:
-        InputError: If a label names no policy, or nothing remains.
+        InputError: If a label names no policy, or one that must be runnable and is not, or nothing
+            remains.
     """
     specs = list(dict.fromkeys(map(parse_policy, policies))) or default_policies()
+    if runnable:
+        for spec in specs:
+            check_runs_in_engine(spec)
     slow = [] if policies or requests is None else _too_slow(specs, requests)
     specs = [spec for spec in specs if spec not in slow]
     wanted = {spec.is_async for spec in specs}
     usable = [d for d in deployments(workers, costs) if (d.draft_workers > 0) in wanted]
-    by_targets = serving is not None and serving.scheduling == "slo"
-    pools = [d for d in usable if d.prefill_workers] if by_targets else []
+    why = _why_without_pools(serving, runnable)
+    pools = [d for d in usable if d.prefill_workers] if why else []
     usable = [d for d in usable if d not in pools]
     limit = None if serving is None else serving.max_kv_tokens
     longest = 0 if requests is None else longest_request(requests)
@@ -145,9 +151,16 @@ def search_space(
         *_notes(costs, workers, wanted, measure),
         *_notes_of_slow(slow),
         *_notes_of_small(left_out, longest),
-        *(["not searched: pools for prompts, which serve who comes first"] if pools else []),
+        *([f"not searched: pools for prompts, {why}"] if pools else []),
     )
     return SearchSpace(tuple(candidates), notes)
+
+
+def _why_without_pools(serving: Serving | None, runnable: bool) -> str:
+    """Why nothing with workers for prompts alone can be chosen; "" if it can."""
+    if serving is not None and serving.scheduling == "slo":
+        return "which serve who comes first"
+    return "which the engine here has not (--runnable)" if runnable else ""
 
 
 def _too_slow(specs: Sequence[SpeculationSpec], requests: pd.DataFrame) -> list[SpeculationSpec]:

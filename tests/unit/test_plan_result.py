@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from codesign.candidate import Candidate, ScoredCandidate
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.cli.plan_result import (
     _doubts,
     _family_plans,
@@ -59,7 +59,6 @@ def test_a_candidate_is_told_with_its_own_numbers(policy, deployment, words):
     [
         ("plain", "2", "run", []),
         ("eagle-8x4x2", "2", "export", ["--to", "vllm", "--head", "NAME"]),
-        ("plain", "2/p1", "export", ["--to", "vllm"]),
     ],
 )
 def test_the_next_command_can_be_pasted_whatever_the_file_is_called(
@@ -93,13 +92,28 @@ def test_a_plan_runs_on_what_its_fit_was_measured_on(machine_fit):
         assert command == f"codesign run --plan plan.json --device {device}"
 
 
-def test_what_the_engine_cannot_run_is_exported(gpu_fit):
-    candidate = Candidate(parse_deployment("5/p3"), parse_policy("tree-8x4x4"), 24)
-    plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target="llama-3.1-70b")
-    command = next_command(plan, Path("plan.json"), gpu_fit)
-    assert command.startswith(
-        "codesign export --plan plan.json --to vllm  # the engine here has no"
+@pytest.mark.parametrize(
+    ("policy", "engine"),
+    [("tree-8x4x4", "sglang"), ("specserve-4", "trtllm")],  # trees; a length by batch size
+)
+def test_what_the_engine_cannot_run_is_exported_to_who_loses_least_of_it(
+    policy, engine, gpu_fit, gpu_plan, tmp_path
+):
+    candidate = Candidate(parse_deployment("5/p3"), parse_policy(policy), 24)
+    running = {"mean_batch": Interval(8.0, 8.0, 8.0)}
+    scored = ScoredCandidate(candidate, running, {}, "roofline", True)
+    plan = gpu_plan(tmp_path, scored, prompts=[100, 200], outputs=[20, 30])
+    assert next_command(plan, Path("plan.json"), gpu_fit) == (
+        f"codesign export --plan plan.json --to {engine}  # the engine here has no workers for "
+        "prompts alone: plan with --runnable"
     )
+
+
+def test_where_nobody_knows_checkpoints_any_engine_is_named(gpu_fit, gpu_plan, tmp_path):
+    candidate = Candidate(parse_deployment("4/p4"), parse_policy("plain"), 24)
+    scored = ScoredCandidate(candidate, {}, {}, "roofline", True)
+    plan = gpu_plan(tmp_path, scored, prompts=[9], outputs=[2], target="llama-3-70b:int4", draft="")
+    assert "--to vllm" in next_command(plan, Path("plan.json"), gpu_fit)
 
 
 def test_the_second_that_is_told_of_is_in_the_table_and_no_twin_of_the_best():

@@ -76,6 +76,23 @@ def test_a_gain_that_nobody_would_notice_goes_to_the_simpler_plan():
     assert order(entries) == ["plain", "chain-3", "tree-8x2x2"]
 
 
+def test_of_plans_that_nobody_could_tell_apart_one_that_the_engine_runs_is_chosen():
+    pool = entry("plain", latency=(0.995, 0.995))
+    candidate = dataclasses.replace(pool.candidate, deployment=Deployment(1, prefill_workers=1))
+    pool = dataclasses.replace(
+        pool, candidate=candidate, scored=dataclasses.replace(pool.scored, candidate=candidate)
+    )
+    chain = entry("chain-3")
+    ranked = rank([pool, chain], "goodput")
+    assert ranked[0] is chain
+    assert explain_runner_up(ranked, "goodput").endswith("the engine here does not serve it")
+    fast = [
+        dataclasses.replace(o, figures=o.figures | {"latency_mean": 0.9}) for o in pool.outcomes
+    ]
+    better = dataclasses.replace(pool, outcomes=tuple(fast))
+    assert rank([better, chain], "goodput")[0] is better
+
+
 def test_a_gain_that_depends_on_the_seed_goes_to_the_simpler_plan():
     lucky = entry("tree-8x2x2", latency=(0.6, 1.02))
     assert order([lucky, entry("plain")])[0] == "plain"

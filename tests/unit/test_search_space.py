@@ -232,3 +232,16 @@ def test_plain_decoding_on_all_workers_is_always_compared(machine_fit):
 def test_one_worker_is_no_workers():
     with pytest.raises(InputError, match=r"no step times for 1 worker, only for 4\. Measure them"):
         search_space(costs("4"), workers=1, max_batch=1)
+
+
+def test_what_the_engine_does_not_run_can_be_left_out():
+    known = costs("4", "3", "2", "1", "3+1")
+    every = search_space(known, workers=4, max_batch=1)
+    assert any(c.deployment.prefill_workers for c in every.candidates)
+    space = search_space(known, workers=4, max_batch=1, runnable=True)
+    assert {c for c in every.candidates if c.runs_in_engine} == set(space.candidates)
+    assert (
+        "not searched: pools for prompts, which the engine here has not (--runnable)" in space.notes
+    )
+    with pytest.raises(InputError, match=r"eagle-8x4x2@0.96 runs in the simulator only"):
+        search_space(known, workers=4, max_batch=1, policies=("eagle-8x4x2",), runnable=True)
