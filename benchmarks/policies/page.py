@@ -48,8 +48,9 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"); by steps of our own
   engine, [extrapolated to eight
-  H200s](policy-splits.md#eight-gpus-by-extrapolated-steps), at 0.1 and 0.3 with a small draft, up to 8 % ahead of the serial batch tree and 2 to 17 of SpecServe. At higher load, on
-  fewer GPUs and with long prompts the GPU that it takes from the target costs more than it gains:
+  H200s](policy-splits.md#eight-gpus-by-extrapolated-steps), at 0.1 and 0.3 with a small draft, up
+  to 8 % ahead of the serial batch tree and 2 to 17 of SpecServe. At higher load, on fewer GPUs and
+  with long prompts the GPU that it takes from the target costs more than it gains:
   with an 8B on four it is 9 % faster at a load of 0.1 and level at 0.3 by the steps of 27
   November, with int8 heads (simulated), and loses from 0.7 on; on H100s with bf16 heads two runs
   gained 0.5 and 7 % at 0.1 and lost 12 and 10 at 0.3 (measured). On one and the same split it is

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.policies.cases import SCALES, scaled
+from benchmarks.policies.cases import SCALES
 from codesign.config import SLO
 from codesign.metrics import meets_slo, percentile, summarise
 from codesign.records import RunRecords
@@ -26,8 +26,7 @@ def figures_of(run: RunRecords, slo: SLO, *, over_time: bool = False) -> dict[st
         figures[f"{name}_tokens"] = float(run.rounds.column(f"num_{name}_tokens").sum()) / rounds
     if slo.tpot is not None:
         figures["attainment"] = {
-            str(scale): sum(meets_slo(r, scaled(slo, scale)) for r in run.requests)
-            / len(run.requests)
+            str(scale): sum(meets_slo(r, slo, scale) for r in run.requests) / len(run.requests)
             for scale in SCALES
         }
     if over_time:

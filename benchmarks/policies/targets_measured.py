@@ -47,7 +47,7 @@ latency; in brackets simulated by the shipped fit. Targets were those of scale 1
 {markdown(head, rows)}
 
 By their targets 55 to 66 % of the 70B's requests on "code" at 0.7 are in time with any policy
-instead of 10 to 14, at 1.2 16 to 24 % instead of none. At 0.7 the batch tree is 3 to 4 points above
+instead of 10 to 14, at 1.2 16 to 24 % instead of none. At 0.7 the batch tree is 2 to 4 points above
 all others at three scales and one request of 130 below the fixed tree at 0.8, and has the least
 mean latency, 19 % less than first come, first served. At 1.2 SpecServe is up to 2 points above it
 (four requests of 224), at the same latency. All 3,540 answers of that day are plain decoding's,

@@ -119,4 +119,6 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
     # A data sheet that was edited is another one: plans made with it before keep their fit.
     sheet = f"-{sha256(args.device)[:12]}" if args.device.endswith(".json") else ""
-    return kept_fit(fit, f"{args.gpus}x{args.device}{sheet}-{fit.target}-{fit.draft}-{dial}")
+    source = "-extrapolated" if fit.origin == EXTRAPOLATED else ""  # of one name, other times
+    name = f"{args.gpus}x{args.device}{sheet}-{fit.target}-{fit.draft}-{dial}{source}"
+    return kept_fit(fit, name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from codesign.cli.argument_types import above_0, non_negative, positive
 from codesign.cli.output import say
-from codesign.errors import UsageError, counted
+from codesign.errors import UsageError
 from codesign.records import own_targets
 
 if TYPE_CHECKING:
@@ -30,25 +30,19 @@ def trace_from_args(args: argparse.Namespace) -> Trace:
     Changes are made in this order: jitter, slice, rate, lengths, number of requests.
 
     Raises:
-        UsageError: If a flag does not parse.
+        UsageError: If a flag does not parse, or a TPOT target is missing beside those that requests
+            have.
         InputError: If the trace cannot be used.
     """
     trace = changed_trace(args)
-    notes = [*trace.notes, *_targets_note(trace)]
-    for note in notes:
+    for note in trace.notes:
         say(f"trace {trace.name}: {note}")
+    if args.slo_tpot_ms is None and any(own is not None for own in own_targets(trace.requests)):
+        raise UsageError(
+            f"requests of trace {trace.name} have TPOT targets of their own, so the others need "
+            "one, too: --slo-tpot-ms MS"
+        )
     return trace
-
-
-def _targets_note(trace: Trace) -> list[str]:
-    """How a percentile counts requests that have TPOT targets of their own, if some do."""
-    num = sum(own is not None for own in own_targets(trace.requests))
-    if not num:
-        return []
-    return [
-        f"{num:,} of {counted(len(trace), 'request')} have TPOT targets of their own, each held to "
-        "its own; in a TPOT at the percentile theirs count on the scale of --slo-tpot-ms"
-    ]
 
 
 def add_change_arguments(group: Any) -> None:

@@ -33,6 +33,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.answer_parts import in_parts
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
 from codesign.artifacts.fields import why
+from codesign.config import parse_deployment
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
 from codesign.fit.checks import check_steps, sound
@@ -51,9 +52,16 @@ STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 ROOFLINE = "roofline"  # origin of a fit from data sheets
 EXTRAPOLATED = "extrapolated"  # of one from measurements on fewer GPUs, and data sheets beyond
+DRAFTS = ("draft", "draft_prefill")  # what the draft runs
 SHEETS = (ROOFLINE, EXTRAPOLATED)  # these price every split that holds the weights
 OTHER_PAIR = "not for this pair"  # in the origin of an acceptance that was recorded for another one
 MEDIAN_ERROR = 0.6745  # of the size of a normal error, in standard deviations
+
+
+def gpus_of(op: str, label: str) -> int:
+    """GPUs that the model which runs an op has in a deployment."""
+    size = parse_deployment(label)
+    return (size.draft_workers or size.target_workers) if op in DRAFTS else size.target_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +137,18 @@ class Fit:
         return is_own and self.acceptance_origin.startswith("recorded")
 
     def origin_of(self, deployment: Deployment) -> str:
-        """Where its step times come from: some deployments of an extrapolated fit were measured."""
-        labels = [deployment.unit.label]
-        labels += [str(deployment.prefill_workers)] if deployment.prefill_workers else []
-        is_measured = all(f"{label}/target" in self.steps for label in labels)
-        return "fitted" if self.origin == EXTRAPOLATED and is_measured else self.origin
+        """Where its step times come from.
+
+        Of an extrapolated fit, deployments were measured if both models were, on as many GPUs.
+        """
+        if self.origin != EXTRAPOLATED:
+            return self.origin
+        needed = {(op, gpus_of(op, deployment.unit.label)) for op in ("target", "draft")}
+        if deployment.prefill_workers:
+            needed.add(("target", deployment.prefill_workers))
+        names = (name.partition("/") for name in self.steps)
+        sizes = {(op, gpus_of(op, label)) for label, _, op in names}
+        return "fitted" if needed <= sizes else EXTRAPOLATED
 
     @property
     def answers(self) -> AcceptanceProfile:

@@ -20,9 +20,10 @@ from itertools import combinations
 
 import numpy as np
 
+from codesign.candidate import SIGMAS
 from codesign.config import parse_deployment
 from codesign.errors import counted
-from codesign.fit import EXTRAPOLATED, Fit
+from codesign.fit import DRAFTS, EXTRAPOLATED, MEDIAN_ERROR, Fit, gpus_of
 from codesign.fit.least_squares import Floats
 from codesign.fit.measured_pair import as_measured, with_long_prompts
 from codesign.fit.priced_model import PricedModel
@@ -36,10 +37,10 @@ STEPS: tuple[Shape, ...] = ((1, 500, 1), (4, 1000, 1), (8, 1000, 1), (16, 1000, 
 BATCHES: tuple[Shape, ...] = ((16, 4000, 4), (64, 8000, 8))
 PROMPTS: tuple[Shape, ...] = ((256, 0, 1), (1000, 0, 1), (2000, 0, 1))
 _OPS = {"target": STEPS, "draft": STEPS, "prefill": PROMPTS, "draft_prefill": PROMPTS}
-_DRAFTS = ("draft", "draft_prefill")
 BARE = Software(  # what is shared out, and nothing else
     layer=0.0, all_reduce={"nvlink": 0.0, "pcie": 0.0}, peer=0.0
 )
+AT_MEDIAN = MEDIAN_ERROR / SIGMAS  # of errors, over half of the interval that holds 90 % of them
 _WITH_PEERS = 3  # sizes from which on a peer's seconds can be told from fixed ones
 
 
@@ -93,9 +94,10 @@ class SizeLine:
         return [size for size in self.times if self._is_even(size)]
 
     def _is_even(self, gpus: int) -> bool:
-        """Whether each GPU has as many key-value heads of its own, or as few GPUs share one."""
-        heads = self.forward.model.shape.kv_heads
-        return heads % gpus == 0 or gpus % heads == 0
+        """Whether each GPU has as many heads, and key-value heads unless as many GPUs share one."""
+        shape = self.forward.model.shape
+        shared = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
+        return shared and shape.heads % gpus == 0
 
     def _told(self, gpus: int, line_P: Floats) -> float:
         """What the line says; uneven shares take as much longer as those measured do."""
@@ -151,7 +153,7 @@ def extrapolated_fit(fit: Fit, priced: Fit, target: Forward, draft: PricedModel)
     """
     bare = replace(target, software=BARE)
     lines = {
-        op: SizeLine(_times(fit, op), replace(bare, model=draft) if op in _DRAFTS else bare, shapes)
+        op: SizeLine(_times(fit, op), replace(bare, model=draft) if op in DRAFTS else bare, shapes)
         for op, shapes in _OPS.items()
     }
     left_out = {op: line.left_out_error for op, line in lines.items()}
@@ -166,8 +168,9 @@ def extrapolated_fit(fit: Fit, priced: Fit, target: Forward, draft: PricedModel)
         sources = {op: _source(fit, op, label) for op in _OPS}
         costs[label] = _cost(fit, label, sheet, lines, sources)
         for op, source in sources.items():
-            far = max(abs(math.log2(_gpus(op, label) / _gpus(op, source))), 1.0)
-            more = far * found[op] if _gpus(op, label) != _gpus(op, source) else 0.0
+            far = max(abs(math.log2(gpus_of(op, label) / gpus_of(op, source))), 1.0)
+            # The largest error: half of an interval, as an error that half of all errors exceed.
+            more = far * found[op] * AT_MEDIAN if gpus_of(op, label) != gpus_of(op, source) else 0.0
             errors[f"{label}/{op}"] = math.hypot(fit.errors[f"{source}/{op}"], more)
     return replace(fit, costs=costs, errors=errors, origin=EXTRAPOLATED)
 
@@ -179,9 +182,8 @@ def most_measured(fit: Fit) -> int:
 
 def extent(fit: Fit) -> str:
     """What an extrapolated fit rests on, in words."""
-    most, gpus = most_measured(fit), max(map(_workers, fit.costs))
-    where = "beyond" if gpus > most else "in between"
-    return f"measured on up to {counted(most, 'GPU')}, extrapolated {where} by data sheets"
+    most = counted(most_measured(fit), "GPU")
+    return f"measured on up to {most}, other groups extrapolated by data sheets"
 
 
 def _cost(
@@ -195,7 +197,7 @@ def _cost(
 
     def scaled(op: str) -> StepTime:
         time: StepTime = getattr(fit.costs[sources[op]], op)
-        gpus, base = _gpus(op, label), _gpus(op, sources[op])
+        gpus, base = gpus_of(op, label), gpus_of(op, sources[op])
         return time if gpus == base else time.scaled(lines[op].ratio(gpus, base))
 
     rows = {op: fit.steps[f"{sources[op]}/{op}"].most_rows for op in ("prefill", "draft_prefill")}
@@ -213,20 +215,14 @@ def _cost(
 
 def _times(fit: Fit, op: str) -> dict[int, StepTime]:
     """By number of GPUs, of one group where both were measured."""
-    sizes = sorted({_gpus(op, label) for label in fit.costs})
+    sizes = sorted({gpus_of(op, label) for label in fit.costs})
     return {size: getattr(fit.costs[_source(fit, op, str(size))], op) for size in sizes}
-
-
-def _gpus(op: str, label: str) -> int:
-    """GPUs that a model has in a deployment."""
-    size = parse_deployment(label)
-    return (size.draft_workers or size.target_workers) if op in _DRAFTS else size.target_workers
 
 
 def _source(fit: Fit, op: str, label: str) -> str:
     """What was measured of a model on the most GPUs, no more than here; of the same kind if so."""
-    wanted = _gpus(op, label)
-    sizes = {known: _gpus(op, known) for known in fit.costs}
+    wanted = gpus_of(op, label)
+    sizes = {known: gpus_of(op, known) for known in fit.costs}
     most = max((size for size in sizes.values() if size <= wanted), default=min(sizes.values()))
     same = [known for known in fit.costs if sizes[known] == most]
     return max(same, key=lambda known: (_is_apart(known) == _is_apart(label), _workers(known)))
@@ -234,13 +230,13 @@ def _source(fit: Fit, op: str, label: str) -> str:
 
 def _alike(fit: Fit, label: str) -> str:
     """The measured deployment of the same kind whose target has as many GPUs, or the next fewer."""
-    wanted = _gpus("target", label)
+    wanted = gpus_of("target", label)
     return max(
         fit.costs,
         key=lambda known: (
             _is_apart(known) == _is_apart(label),
-            _gpus("target", known) <= wanted,
-            -abs(_gpus("target", known) - wanted),
+            gpus_of("target", known) <= wanted,
+            -abs(gpus_of("target", known) - wanted),
             _workers(known),
         ),
     )

@@ -32,7 +32,7 @@ MIN_PARABOLA_ROWS = 1024
 _LONG_QUANTILE = 0.25
 _FLAT = 0.03  # by which two prompts of a bucket that are filled up to it may differ
 _MAX_SMOOTH_MISS = 0.03  # up to which longer prompts lie on a line or a parabola
-_TIE = 1e-6  # by which the error of one form must be less than another's
+_TIE = 1e-6  # by which the error of a parabola must be less than the line's
 
 
 def prompt_shapes(steps: pd.DataFrame) -> Shapes:
@@ -132,6 +132,6 @@ def _long_prompts(long: Shapes) -> StepTime:
     if len(long.seconds) > 2 and long.rows.max() >= MIN_PARABOLA_ROWS:
         parabola = fit_quadratic(long)
         # One without a curve is the line: rounding must not say in which form it is kept.
-        if miss(parabola, long) < (1.0 - _TIE) * miss(best, long):
+        if miss(parabola, long) < miss(best, long) - _TIE:
             best = parabola
     return best if miss(best, long) <= _MAX_SMOOTH_MISS else fit_table(long)

@@ -19,7 +19,7 @@ from codesign.config import parse_deployment
 from codesign.errors import InputError
 from codesign.fit import EXTRAPOLATED, OTHER_PAIR, Fit
 from codesign.fit.devices import load_device
-from codesign.fit.extrapolated import extent, extrapolated_fit, most_measured
+from codesign.fit.extrapolated import AT_MEDIAN, extent, extrapolated_fit, most_measured
 from codesign.fit.measured_pair import covering
 from codesign.fit.priced_model import PADDING, parse_model
 from codesign.fit.roofline import Forward, roofline_fit
@@ -96,8 +96,8 @@ def beyond_measured(fit: Fit) -> str:
         return note
     ours, theirs = (1e3 * fit.costs[str(n)].target(1, 1000.0) for n in (most, gpus))
     return (
-        f"{note}: a step of one row takes {ours:.2f} ms on {most}, {theirs:.2f} on {gpus}, with an "
-        f"error of {fit.errors[f'{label}/target']:.0%} as far as smaller groups tell. From "
+        f"{note}: a step of one row takes {ours:.2f} ms on {most}, {theirs:.2f} on {gpus}, up to "
+        f"{fit.errors[f'{label}/target'] / AT_MEDIAN:.0%} off as far as smaller groups tell. From "
         f"measurements alone: --gpus {most}"
     )
 

@@ -34,6 +34,7 @@ def nearest_miss(
     progress: Progress | None = None,
     *,
     rate_scale: float = 1.0,
+    has_own: bool = False,
 ) -> str:
     """One line: which candidate comes nearest, what binds, what would fit.
 
@@ -45,6 +46,7 @@ def nearest_miss(
         progress: Called with ("nearest miss", done, total), in rates tried, and with another stage
             where rates must be tried on the whole trace.
         rate_scale: See ``Question``.
+        has_own: Requests have TPOT targets of their own.
     """
     nearest = min(ordered, key=lambda entry: entry.miss)
     by_target = misses(nearest.outcomes, slo)
@@ -71,7 +73,7 @@ def nearest_miss(
     least = min(range(len(idle)), key=lambda index: max(idle[index].values()))
     if max(idle[least].values()) <= 1:  # on the whole trace, where the plan above did not
         return f"{line}. {_at_rate(idle_rate, names[least], rate_scale)}"
-    return f"{line}. {_when_idle(idle[least], names[least], slo)}"
+    return f"{line}. {_when_idle(idle[least], names[least], slo, has_own=has_own)}"
 
 
 def _at_rate(rate: float, name: str, rate_scale: float) -> str:
@@ -79,8 +81,13 @@ def _at_rate(rate: float, name: str, rate_scale: float) -> str:
     return f"At {rate:.2g} times this arrival rate {name} meets the SLO: --rate-scale {scale}"
 
 
-def _when_idle(missed: Mapping[str, float], name: str, slo: SLO) -> str:
+def _when_idle(missed: Mapping[str, float], name: str, slo: SLO, *, has_own: bool) -> str:
     """What would fit where even one request at a time misses targets, by these ratios."""
+    if has_own and missed.get("tpot", 0.0) > 1:
+        return (
+            "An idle machine misses it too, by what requests ask for themselves: give them up to "
+            f"{missed['tpot']:,.3g} times their slo_tpot in the trace"
+        )
     flags = [
         f"--slo-{target}-ms {math.ceil(1050 * ratio * (getattr(slo, target) or 0.0))}"
         for target, ratio in missed.items()

@@ -5,6 +5,8 @@ For many candidates at once, from their seconds per token at a grid of batch siz
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -116,8 +118,7 @@ class Queue:
         attained = np.ones_like(wait)
         if slo.ttft is not None:
             attained = _share_below(first, slo.ttft, _TTFT_SPREAD).mean(axis=1)
-        if slo.tpot is not None:
-            attained = attained * _share_below(tpot, slo.tpot, _TPOT_SPREAD)
+        attained = attained * _tpot_share(tpot, slo.tpot, workload.own_targets)
         return np.stack([first.mean(axis=1) + tokens * tpot, tpot, attained])
 
     def _batch_at(self, rate: Floats, tokens: float) -> Floats:
@@ -143,6 +144,17 @@ def _at(grid: Floats, values: Floats, size: Floats) -> Floats:
     rows = np.arange(len(values))
     share = (size - grid[right - 1]) / (grid[right] - grid[right - 1])
     return values[rows, right - 1] * (1 - share) + values[rows, right] * share
+
+
+def _tpot_share(tpot: Floats, common: float | None, own: Sequence[tuple[float, float]]) -> Floats:
+    """(N,) share of requests whose TPOT is in time: some by targets of their own."""
+    rest = 1.0 - sum(share for _, share in own)
+    in_time = rest * (
+        np.ones_like(tpot) if common is None else _share_below(tpot, common, _TPOT_SPREAD)
+    )
+    for target, share in own:
+        in_time = in_time + share * _share_below(tpot, target, _TPOT_SPREAD)
+    return in_time
 
 
 def _share_below(values: Floats, limit: float, spread: float) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.policy.kv_memory import PREFIX_BLOCK
+from codesign.records import own_targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +36,7 @@ class Workload:
         output_variation: Squared coefficient of variation of output tokens.
         last_output: Output tokens of the longest tenth: what a run ends with.
         context: KV rows of a running request, averaged over requests and their lives.
+        own_targets: (seconds per token, share of requests) of TPOT targets that requests have.
     """
 
     duration: float
@@ -44,6 +47,7 @@ class Workload:
     output_variation: float
     last_output: float
     context: float
+    own_targets: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def of(cls, requests: pd.DataFrame, *, cached_share: float = 0.0) -> Workload:
@@ -72,12 +76,19 @@ class Workload:
             last_output=float(np.quantile(output, 0.9)),
             # A request counts for as long as it runs, which is as long as its output.
             context=float(np.average(prompt + output / 2, weights=output)),
+            own_targets=_own_targets(requests),
         )
 
     @property
     def num_requests(self) -> float:
         """Requests in all."""
         return float(self.arrivals.sum())
+
+
+def _own_targets(requests: pd.DataFrame) -> tuple[tuple[float, float], ...]:
+    """Targets to three digits, and how many of all requests ask for each."""
+    asked = Counter(float(f"{own:.3g}") for own in own_targets(requests) if own is not None)
+    return tuple((own, num / len(requests)) for own, num in sorted(asked.items()))
 
 
 def _gap_variation(arrival: Floats, stretch: float) -> float:

@@ -24,6 +24,7 @@ import pandas as pd
 
 from codesign.artifacts import read_table
 from codesign.errors import InputError
+from codesign.records import own_targets
 from codesign.traces.checks import (
     Rows,
     add_blocks,
@@ -38,7 +39,11 @@ from codesign.traces.opening import load_csv, one_line_errors, open_file
 
 _MAX_HEADER = 2**16
 _OPTIONAL = ("category", "hash_ids", "speculates", "slo_tpot")  # columns of ours
-_SLOWEST = 60.0  # seconds a token: a target above is one in milliseconds
+_OWN_TARGETS = (
+    "requests have TPOT targets of their own (slo_tpot) and are held to these; in a TPOT at the "
+    "SLO's percentile theirs counts on the scale of the common target"
+)
+_SLOWEST = 5.0  # seconds a token: a target above is one in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
         # We write microseconds; neither pandas 2 nor the subtraction returns the nearest float.
         parsed["arrival"] = parsed["arrival"].round(6)
         _add_own_columns(rows, parsed, frame)
-        notes += _stray_note(frame)
+        notes += (*_stray_note(frame), *_targets_note(parsed))
     return Parsed(parsed, notes)
 
 
@@ -163,8 +168,9 @@ def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None
             raise rows.error(at, f"speculates is {str(values.iloc[at])[:40]}, not 0 or 1")
         requests["speculates"] = numbers.astype(bool)
     if "slo_tpot" in frame:
-        values = _series(frame, "slo_tpot")
-        numbers = cast("pd.Series", pd.to_numeric(values, errors="coerce"))
+        values = _series(frame, "slo_tpot").replace("", np.nan)
+        words = values.map(lambda value: str(value) if isinstance(value, bool) else value)
+        numbers = cast("pd.Series", pd.to_numeric(words, errors="coerce"))
         wrong = np.flatnonzero((values.notna() & ~numbers.between(0, _SLOWEST, "right")).to_numpy())
         if len(wrong):
             at = int(wrong[0])
@@ -199,11 +205,18 @@ def _read_parquet(path: Path) -> Parsed:
     _add_wishes(rows, requests, frame)
     if "hash_ids" in frame:
         add_blocks(rows, requests, [list(map(int, blocks)) for blocks in frame["hash_ids"]])
-    return Parsed(requests, _own_notes(meta))
+    return Parsed(requests, (*_own_notes(meta), *_targets_note(requests)))
 
 
 def _own_notes(meta: dict[str, Any]) -> tuple[str, ...]:
     """Return the notes of a file of ours; a file made from another says which."""
     source = str(meta.get("source", "synthetic:"))
     made_from = () if source.startswith("synthetic:") else (f"made from {source}",)
-    return (*made_from, *map(str, meta.get("notes", ())))
+    notes = (note for note in meta.get("notes", ()) if note != _OWN_TARGETS)
+    return (*made_from, *map(str, notes))
+
+
+def _targets_note(requests: pd.DataFrame) -> tuple[str, ...]:
+    """What a TPOT means where requests have targets of their own."""
+    has_own = any(own is not None for own in own_targets(requests))
+    return (_OWN_TARGETS,) if has_own else ()

@@ -15,6 +15,7 @@ from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.fit.what_if import what_if_fit
 from codesign.metrics import meets_slo, slo_values, summarise
+from codesign.planner.workload import Workload
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import Prompt, bind_prompts
 from codesign.records import RequestRecord, RoundLog, RunRecords
@@ -48,7 +49,7 @@ def test_targets_come_from_the_file_and_reach_the_engine(tmp_path, write, name):
     assert [request.slo_tpot for request in bound] == OWN
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "50ms", "inf", "nan?", "61"])
+@pytest.mark.parametrize("value", ["0", "-1", "50ms", "inf", "nan?", "20", "True"])
 def test_a_target_that_is_no_time_is_named(tmp_path, value):
     with pytest.raises(InputError, match=r"line 3.*slo_tpot is .*divide milliseconds by 1000"):
         load_trace(trace_file(tmp_path, ("0.02", value, "0.5")))
@@ -143,8 +144,62 @@ def test_commands_say_that_requests_have_targets_of_their_own(tmp_path, capsys):
     words += ["--target", "llama-3.1-8b:int4", "--draft", "llama-3.2-1b:int4"]
     words += ["--policy", "plain", "--slo-tpot-ms", "100"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    assert "2 of 3 requests have TPOT targets of their own" in capsys.readouterr().err
+    assert "requests have TPOT targets of their own" in capsys.readouterr().err
     kept = read_run(tmp_path / "run").records.requests
     assert [request.slo_tpot for request in kept] == OWN
     assert main(["trace", "show", str(file), "--out", str(tmp_path / "t.jsonl")]) == 0
     assert "does not say which requests have targets of their own" in capsys.readouterr().err
+
+
+PAIR = ["--device", "h200", "--gpus", "1", "--target", "llama-3-70b:int4"]
+PAIR += ["--draft", "llama-3.2-1b:int4", "--policies", "plain"]
+
+
+def asking(folder, *values, tokens: int = 20) -> str:
+    rows = [f"{0.3 * i},60,{tokens},chat,{value}" for i, value in enumerate(values)]
+    path = folder / "asking.csv"
+    path.write_text("\n".join(["arrival,prompt_tokens,output_tokens,category,slo_tpot", *rows, ""]))
+    return str(path)
+
+
+@pytest.mark.parametrize("verb", [["plan"], ["simulate", "--policy", "plain"]])
+def test_the_others_need_a_target_too(tmp_path, capsys, verb):
+    words = PAIR[:-2] if verb[0] == "simulate" else PAIR
+    trace = asking(tmp_path, "0.5", "")
+    out = str(tmp_path / "out")
+    assert main([*verb, "--trace", trace, *words, "--out", out]) == 2
+    assert "--slo-tpot-ms MS" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_fewest_workers_are_counted_by_what_requests_ask_for(tmp_path, capsys):
+    found = []
+    for value, common in (("0.5", "4"), ("", "500")):
+        words = ["--trace", asking(tmp_path, *[value] * 12), "--objective", "fewest"]
+        pair = [*PAIR[:3], "2", *PAIR[4:]]
+        out = str(tmp_path / "plan.json")
+        assert main(["plan", *words, *pair, "--slo-tpot-ms", common, "--out", out, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["reason"].partition(";")[0])
+    assert found == ["1 worker is the fewest that meet the SLO"] * 2
+
+
+def test_what_no_machine_keeps_is_to_be_changed_in_the_trace(tmp_path, capsys):
+    trace = asking(tmp_path, *["0.0001"] * 8)
+    words = ["--slo-tpot-ms", "50", "--out", str(tmp_path / "plan.json")]
+    assert main(["plan", "--trace", trace, *PAIR, *words]) == 3
+    said = capsys.readouterr().err
+    assert "times their slo_tpot in the trace" in said
+    assert "would meet --slo-tpot-ms" not in said
+
+
+def test_the_note_on_targets_stays_one_note(tmp_path):
+    trace = load_trace(trace_file(tmp_path))
+    write_parquet(trace, tmp_path / "a.parquet")
+    again = load_trace(tmp_path / "a.parquet")
+    assert sum("targets of their own" in note for note in again.notes) == 1
+
+
+def test_the_screen_counts_own_targets_by_their_share():
+    rows = {"arrival": [0.0, 1.0, 2.0, 3.0], "prompt_tokens": 9, "output_tokens": 9}
+    requests = pd.DataFrame({**rows, "slo_tpot": [0.02, float("nan"), 0.02, 0.5]})
+    assert Workload.of(requests).own_targets == ((0.02, 0.5), (0.5, 0.25))
