@@ -19,7 +19,7 @@ from codesign.cli.serving_arguments import (
     serving_from_args,
     slo_from_args,
 )
-from codesign.cli.trace_argument import add_trace_arguments, trace_from_args
+from codesign.cli.trace_argument import add_trace_arguments, check_targets, trace_from_args
 from codesign.errors import InfeasibleError, UsageError, counted
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def make_plan(args: argparse.Namespace) -> None:
     out = out_file(args.out, "plan.json", reads=(args.trace, args.fit or "fit.json"))
     fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
+    check_targets(args, trace)
     most = args.max_requests
     if most is None and knows_memory(fit):
         most = len(trace)

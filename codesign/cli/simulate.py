@@ -16,7 +16,7 @@ from codesign.cli.serving_arguments import (
     slo_from_args,
 )
 from codesign.cli.tables import number_text, table
-from codesign.cli.trace_argument import add_trace_arguments, trace_from_args
+from codesign.cli.trace_argument import add_trace_arguments, check_targets, trace_from_args
 from codesign.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def _predict(args: argparse.Namespace) -> None:
     candidate = _candidate(args, fit)
     serving = serving_from_args(args, fit)
     trace = trace_from_args(args)
+    check_targets(args, trace)
     serving = expecting(serving, trace.requests)
     if args.out is not None:
         make_folder(Path(args.out))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from codesign.cli.argument_types import above_0, non_negative, positive
 from codesign.cli.output import say
 from codesign.errors import UsageError
-from codesign.records import own_targets
 
 if TYPE_CHECKING:
     from codesign.traces import Trace
@@ -30,19 +29,28 @@ def trace_from_args(args: argparse.Namespace) -> Trace:
     Changes are made in this order: jitter, slice, rate, lengths, number of requests.
 
     Raises:
-        UsageError: If a flag does not parse, or a TPOT target is missing beside those that requests
-            have.
+        UsageError: If a flag does not parse.
         InputError: If the trace cannot be used.
     """
     trace = changed_trace(args)
     for note in trace.notes:
         say(f"trace {trace.name}: {note}")
+    return trace
+
+
+def check_targets(args: argparse.Namespace, trace: Trace) -> None:
+    """A trace whose requests have TPOT targets of their own needs one for the others.
+
+    Raises:
+        UsageError: If ``--slo-tpot-ms`` is missing.
+    """
+    from codesign.records import own_targets
+
     if args.slo_tpot_ms is None and any(own is not None for own in own_targets(trace.requests)):
         raise UsageError(
             f"requests of trace {trace.name} have TPOT targets of their own, so the others need "
             "one, too: --slo-tpot-ms MS"
         )
-    return trace
 
 
 def add_change_arguments(group: Any) -> None:

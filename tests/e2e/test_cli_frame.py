@@ -54,7 +54,7 @@ def test_help_lists_every_verb_with_what_it_does(cli):
 
 def test_every_objective_of_plan_is_explained(cli):
     shown = " ".join(cli("plan", "--help").stdout.split())
-    assert "fewest: as goodput, on the fewest workers that meet the SLO (goodput)" in shown
+    assert "fewest: as goodput, on the fewest workers that do and meet the SLO (goodput)" in shown
 
 
 def test_no_words_at_all_is_help(cli):
