@@ -63,6 +63,11 @@ def own_targets(requests: pd.DataFrame) -> list[float | None]:
     return [None if seconds != seconds else seconds for seconds in requests["slo_tpot"].tolist()]
 
 
+def has_own_targets(requests: pd.DataFrame) -> bool:
+    """Whether some request of a trace asks for a time per token itself."""
+    return any(own is not None for own in own_targets(requests))
+
+
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One round of the batch. The five spans add up to its time on the critical path.

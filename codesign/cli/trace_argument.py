@@ -44,9 +44,9 @@ def check_targets(args: argparse.Namespace, trace: Trace) -> None:
     Raises:
         UsageError: If ``--slo-tpot-ms`` is missing.
     """
-    from codesign.records import own_targets
+    from codesign.records import has_own_targets
 
-    if args.slo_tpot_ms is None and any(own is not None for own in own_targets(trace.requests)):
+    if args.slo_tpot_ms is None and has_own_targets(trace.requests):
         raise UsageError(
             f"requests of trace {trace.name} have TPOT targets of their own, so the others need "
             "one, too: --slo-tpot-ms MS"

@@ -40,7 +40,7 @@ from codesign.planner.search_cache import SearchCache
 from codesign.planner.search_space import SearchSpace, search_space
 from codesign.planner.sensitivity import find_doubts
 from codesign.planner.simulations import Simulations
-from codesign.records import own_targets
+from codesign.records import has_own_targets
 
 __all__ = ["Answer", "Question", "search", "task_of"]
 
@@ -149,7 +149,7 @@ def _nearest(
         None if simulations.is_short else simulations.at_rates_of_all,
         progress,
         rate_scale=question.rate_scale,
-        has_own=any(own is not None for own in own_targets(question.requests)),
+        has_own=has_own_targets(question.requests),
     )
     nearest = min(ordered, key=lambda entry: entry.miss).candidate
     note = scheduling_note(nearest, question)

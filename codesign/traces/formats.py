@@ -24,7 +24,7 @@ import pandas as pd
 
 from codesign.artifacts import read_table
 from codesign.errors import InputError
-from codesign.records import own_targets
+from codesign.records import has_own_targets
 from codesign.traces.checks import (
     Rows,
     add_blocks,
@@ -218,5 +218,4 @@ def _own_notes(meta: dict[str, Any]) -> tuple[str, ...]:
 
 def _targets_note(requests: pd.DataFrame) -> tuple[str, ...]:
     """What a TPOT means where requests have targets of their own."""
-    has_own = any(own is not None for own in own_targets(requests))
-    return (_OWN_TARGETS,) if has_own else ()
+    return (_OWN_TARGETS,) if has_own_targets(requests) else ()
