@@ -208,7 +208,7 @@ def random_weights(outputs: int, columns: int) -> list[PackedLinear]:
     weight = pack_int4(
         Int4Weight(
             packed.to(torch.int32),
-            torch.rand(outputs, groups, device="cuda").half() * 0.01,
+            torch.rand(outputs, groups, device="cuda").bfloat16().half() * 2.0**-7,
             torch.randint(0, 16, (outputs, groups), device="cuda", dtype=torch.uint8),
         )
     )

@@ -34,6 +34,7 @@ from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import EndWeights, LayerWeights
 from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.packed_linear import PackedMap, PackedSwiglu, logits_map
+from codesign.kernels.packing import PackedLinear
 from codesign.kernels.row_choices import choice_words
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.sharding import Sharding
@@ -96,7 +97,7 @@ def random_int4(rows: int, columns: int) -> Int4Weight:
     packed = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, columns // 8), device="cuda")
     scales = torch.full((rows, columns // 128), 0.2 * columns**-0.5, device="cuda")
     zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device="cuda")
-    return Int4Weight(packed.to(torch.int32), scales.half(), zeros)
+    return Int4Weight(packed.to(torch.int32), scales.bfloat16().half(), zeros)
 
 
 def one_request(rows: int, context: int) -> RequestRows:
@@ -155,26 +156,26 @@ class Step:
         return DeviceRows.of(torch.from_numpy(packed).to(self.forward.device), rows)
 
     @property
-    def maps(self) -> list[Tensor]:
+    def maps(self) -> list[PackedLinear]:
         """What the layers' maps read."""
         maps = [
             linear
             for layer in self.forward._layers
             for linear in (layer.qkv, layer.out, layer.swiglu, layer.down)
         ]
-        packed = [m.weight.data for m in maps if isinstance(m, PackedMap | PackedSwiglu)]
+        packed = [m.weight for m in maps if isinstance(m, PackedMap | PackedSwiglu)]
         assert len(packed) == len(maps), "a map is not packed"
         return packed
 
     @property
     def cuts(self) -> set[tuple[int, int]]:
         """Tiles and groups of each map."""
-        return {(data.shape[0], data.shape[1]) for data in self.maps}
+        return {(weight.num_tiles, weight.num_groups) for weight in self.maps}
 
     @property
     def floor(self) -> float:
         """Seconds of reading all weights."""
-        size = sum(data.nbytes for data in self.maps)
+        size = sum(weight.num_bytes for weight in self.maps)
         return (size + self.ends.head.nbytes) / READ_BANDWIDTH
 
     def hidden(self) -> Tensor:

@@ -33,7 +33,7 @@ from benchmarks.peers import gemm as peer_gemm
 from codesign.kernels import gemm, packed_reference
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear
-from codesign.kernels.tiling import Tiling, choose, row_tiles
+from codesign.kernels.tiling import Tiling, choose, row_tiles, tile_bytes
 
 PIECE_ROWS, EVERY = 16, slice(None)
 PIECE = 256  # tiles that the reference unpacks at a time
@@ -83,7 +83,7 @@ class Case:
 
     def __init__(self, of: Map, rows: int) -> None:
         self.of, self.rows = of, rows
-        size = of.tiles * of.groups * 1088
+        size = of.tiles * tile_bytes(of.groups)
         self.weights = [random_weight(of) for _ in range(max(4, int(COLD_BYTES / size)))]
         self.x = torch.randn(rows, of.columns, device="cuda").to(torch.bfloat16)
         self.norm = None
@@ -215,13 +215,13 @@ class Case:
 
 def random_weight(of: Map) -> PackedLinear:
     """Random codes, scales and zero points."""
-    size = (of.tiles, of.groups, 1088)
+    size = (of.tiles, tile_bytes(of.groups))
     data = torch.randint(0, 256, size, device="cuda", dtype=torch.uint8)
-    scales = (torch.rand(*size[:2], 8, 2, device="cuda") * 0.02).half()
-    zeros = (torch.randint(0, 16, (*size[:2], 8, 2), device="cuda") + 128).half()
-    ends = torch.cat((scales, zeros), -1).view(torch.uint8)
-    data[..., 1024:] = ends.view(*size[:2], 64)
-    return PackedLinear(data, of.features, of.columns)
+    weight = PackedLinear(data, of.features, of.columns)
+    scales = (torch.rand(of.tiles, of.groups, 16, device="cuda") * 0.02).bfloat16().half()
+    zeros = torch.randint(0, 16, scales.shape, device="cuda", dtype=torch.int16)
+    weight.records[..., 1024:] = (scales.view(torch.int16) << 1 | zeros).view(torch.uint8)
+    return weight
 
 
 def main() -> None:

@@ -28,11 +28,14 @@ from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.tensor_group import SingleRank, TensorGroup
 from codesign.kernels import prompt_linear
+from codesign.kernels.packing import GROUP, TILE
+from codesign.kernels.tiling import RECORD_BYTES
 from codesign.models.shape import ModelShape
 
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 DENSE_RATE = 790e12  # operations per second, measured on an H200
 NEVER = 1 << 30
+WEIGHT_BYTES = RECORD_BYTES / (TILE * GROUP)
 REPEATS = 5  # timings whose median counts
 # FEW_ROWS, DECODED_ROWS and DENSE_ROWS that send every prompt the same way
 WAYS = {
@@ -104,10 +107,10 @@ def expected(shape: ModelShape, rows: int, way: str) -> float:
     total = 0.0
     for features, columns in matrices(shape):
         weights = features * columns
-        packed = weights * 1088 / 2048 / READ_BANDWIDTH
+        packed = weights * WEIGHT_BYTES / READ_BANDWIDTH
         if way == "decoding kernels":
             launches = -(-rows // 64)
-            total += launches * (weights * 1088 / 2048 / DECODED_BANDWIDTH + DECODED_START)
+            total += launches * (weights * WEIGHT_BYTES / DECODED_BANDWIDTH + DECODED_START)
         elif way == "unpacked":
             dense = 2 * weights / READ_BANDWIDTH
             total += packed + dense + max(dense, 2 * rows * weights / CUBLAS_RATE) + 1e-5
@@ -125,7 +128,7 @@ def expected(shape: ModelShape, rows: int, way: str) -> float:
 def floor(shape: ModelShape, rows: int) -> float:
     """Seconds of a layer's maps at the dense rate or the memory's pace, whichever is longer."""
     weights = sum(features * columns for features, columns in matrices(shape))
-    return max(2 * rows * weights / DENSE_RATE, weights * 1088 / 2048 / READ_BANDWIDTH)
+    return max(2 * rows * weights / DENSE_RATE, weights * WEIGHT_BYTES / READ_BANDWIDTH)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Forwards:
             weight = linear.weight
             x = torch.randn(rows, weight.num_columns, device="cuda").to(torch.bfloat16)
             residual = torch.ones(rows, weight.num_rows, dtype=x.dtype, device="cuda")
-            tiles, groups, _ = weight.data.shape
+            tiles, groups = weight.num_tiles, weight.num_groups
             tiling, _ = MEASURED[tiles, groups]
             wrong = torch.zeros((), dtype=torch.int64, device="cuda")
             with exchange.patient():

@@ -26,7 +26,7 @@ from codesign.engine.rank_weights import (
 )
 from codesign.engine.weights import TensorFiles, read_tensors
 from codesign.errors import InputError
-from codesign.kernels.int4 import Int4Weight, pack_nibbles, unpack_nibbles
+from codesign.kernels.int4 import Int4Weight, pack_nibbles, round_scales, unpack_nibbles
 from codesign.models import draft_target, resolve_model
 from codesign.models.quantization import Quantization, expected_tensors, read_quantization
 from codesign.models.recipe import read_recipe, weights_sha256
@@ -167,7 +167,7 @@ class CheckpointReader:
         zeros_UN = unpack_awq(self._files.read(f"{name}.qzeros", groups, words))
         scales_UN = self._files.read(f"{name}.scales", groups, outputs)
         return Int4Weight(
-            pack_nibbles(q_KN.t()), _half(scales_UN.t(), name), zeros_UN.t().contiguous()
+            pack_nibbles(q_KN.t()), _scales(scales_UN.t(), name), zeros_UN.t().contiguous()
         )
 
     def _packed(self, name: str, rows: Cut, columns: Cut, how: Quantization) -> Int4Weight:
@@ -181,7 +181,7 @@ class CheckpointReader:
             words_NU = self._files.read(f"{name}.weight_zero_point", span, groups)
             zeros_NU = unpack_nibbles(words_NU.t()).t().contiguous()
         packed_NW = self._files.read(f"{name}.weight_packed", outputs, words)
-        return Int4Weight(packed_NW.to(torch.int32), _half(scales_NU, name), zeros_NU)
+        return Int4Weight(packed_NW.to(torch.int32), _scales(scales_NU, name), zeros_NU)
 
 
 def pack_awq(q: Tensor) -> Tensor:
@@ -200,9 +200,8 @@ def _divided(cut: Cut, by: int, name: str) -> tuple[int, int]:
     return cut.start // by, cut.stop // by
 
 
-def _half(scales: Tensor, name: str) -> Tensor:
-    """Bring scales to float16; bfloat16 ones beyond its range cannot be kept."""
-    half = scales.to(torch.float16)
-    if not bool(half.isfinite().all()):
-        raise InputError(f"{name}: a scale is beyond 65504, which int4 weights cannot have")
-    return half.contiguous()
+def _scales(scales: Tensor, name: str) -> Tensor:
+    try:
+        return round_scales(scales)
+    except ValueError as err:
+        raise InputError(f"{name}: {err}; int4 weights here have scales from 0 to 65280") from err

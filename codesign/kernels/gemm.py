@@ -115,7 +115,7 @@ def _run(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     assert out.is_contiguous(), "out is not contiguous"
     assert x.shape[1] == weight.num_columns, f"{x.shape[1]} columns for {weight.num_columns}"
     assert out.shape[1] % 2 == 0, f"{out.shape[1]} outputs: the kernel writes pairs"
-    tiles, groups, _ = weight.data.shape
+    tiles, groups = weight.num_tiles, weight.num_groups
     sms = num_sms(x.device.index or 0)
     if x.shape[0] <= most_rows(tiles, groups, tiling, sms):
         _launch(call, tiling, pdl=pdl)
@@ -138,7 +138,7 @@ def _launch(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     """One launch over at most ``MAX_ROWS`` rows."""
     x, weight, norm = call.x_MK, call.weight, call.norm
     rows, columns = x.shape
-    tiles, groups, _ = weight.data.shape
+    tiles, groups = weight.num_tiles, weight.num_groups
     count, sms = row_tiles(rows), num_sms(x.device.index or 0)
     plan = _plan(tiles, groups, count, tiling, sms, call.activation)
     norm_K, eps = (None, 0.0) if norm is None else (norm.weight_K, norm.eps)

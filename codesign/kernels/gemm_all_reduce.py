@@ -51,7 +51,7 @@ def linear_all_reduce(
         prompt: As for ``linear``.
     """
     rows, features = x_MK.shape[0], weight.num_rows
-    count, (tiles, groups, _) = row_tiles(rows), weight.data.shape
+    count, tiles, groups = row_tiles(rows), weight.num_tiles, weight.num_groups
     fits = x_MK.is_cuda and not takes(rows, prompt=prompt)
     fits = fits and 8 * count * tiles * TILE <= exchange.max_elements
     plan = None

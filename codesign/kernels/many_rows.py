@@ -84,7 +84,7 @@ def run(
         cut: Launch shape; None chooses.
     """
     rows, columns = x_MK.shape
-    tiles, groups, _ = weight.data.shape
+    tiles, groups = weight.num_tiles, weight.num_groups
     plan = _plan(rows, tiles, groups, tiling, activation, sms, cut)
     blocks = x_MK.new_empty(plan.scratch_bytes, dtype=torch.uint8)
     factors_M = x_MK.new_empty(plan.padded_rows, dtype=torch.float32)

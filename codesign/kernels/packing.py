@@ -7,12 +7,13 @@ holds rows g and g + 8 and, in word ``4 c + 2 j + h`` (c, j and h in 0..1), the 
 an output row and the one eight below it end in one thread: ``gate_up_order`` puts a gate and its up
 there.
 
-int4 record, 1088 bytes: words (c, g, t, j, h), nibble ``half + 2 pair + 4 odd`` of a word is the
+int4 record, 1056 bytes: words (c, g, t, j, h), nibble ``half + 2 pair + 4 odd`` of a word is the
 code of row ``g + 8 half``, column ``64 c + 32 j + 8 t + 4 h + 2 pair + odd``: the low halves of its
-bytes are codes of row g, the high ones those of row g + 8. Then for each g four float16: the scales
-of rows g and g + 8, and 128 + zero of both (prompts multiply 128 + code).
+bytes are codes of row g, the high ones those of row g + 8. Then for each g a word for rows g and,
+in its upper half, g + 8: the zero point in four bits, and above it the twelve bits of the scale
+that say something (int4.py: no sign, and of the fraction of a float16 the first seven bits).
 
-Letters in shapes: N outputs, K inputs, T tiles, S groups, R bytes of a record.
+Letters in shapes: N outputs, K inputs, T tiles, S groups, R bytes of a record, P of a tile.
 
 Imports torch and nothing of the engine.
 """
@@ -22,14 +23,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from codesign.errors import InputError
-from codesign.kernels.int4 import Int4Weight, unpack_nibbles
-from codesign.kernels.tiling import RECORD_BYTES
+from codesign.kernels.int4 import LARGEST, Int4Weight, unpack_nibbles
+from codesign.kernels.tiling import RECORD_BYTES, tile_bytes
 
 TILE, GROUP = 16, 128
 _CODE_BYTES = 1024
+_SCALE_BITS = 0x7FF8  # of a float16 without sign that bfloat16 holds, too
 _COLUMNS = (2, 2, 4, 2, 2, 2)  # of a group: c, j, t, h, pair, odd
 # Rows that are packed at a time: the intermediate takes about ten bytes a weight.
 _PIECE = 4096
@@ -40,7 +43,7 @@ class PackedLinear:
     """The weight of a linear map, (N, K), ready for the kernels.
 
     Attributes:
-        data: (T, S, R) uint8.
+        data: (T, P) uint8: S records of R bytes and, up to a line of the caches, zeros.
         num_rows: N; rows of the last tile beyond it are zero.
         num_columns: K.
     """
@@ -50,8 +53,24 @@ class PackedLinear:
     num_columns: int
 
     def __post_init__(self) -> None:
-        tiles, groups = -(-self.num_rows // TILE), self.num_columns // GROUP
-        assert self.data.shape == (tiles, groups, RECORD_BYTES), f"{self.data.shape}"
+        size = (self.num_tiles, tile_bytes(self.num_groups))
+        assert self.data.shape == size, f"{self.data.shape} is not {size}"
+
+    @property
+    def num_tiles(self) -> int:
+        """T."""
+        return -(-self.num_rows // TILE)
+
+    @property
+    def num_groups(self) -> int:
+        """S."""
+        return self.num_columns // GROUP
+
+    @property
+    def records(self) -> Tensor:
+        """(T, S, R) of ``data``."""
+        whole = self.data[:, : self.num_groups * RECORD_BYTES]
+        return whole.unflatten(1, (self.num_groups, RECORD_BYTES))
 
     @property
     def num_bytes(self) -> int:
@@ -85,7 +104,8 @@ def pack_int4(weight: Int4Weight, *, order: Tensor | None = None) -> PackedLinea
     for piece in order.split(_PIECE):
         part = Int4Weight(weight.packed[piece], weight.scales[piece], weight.zeros[piece])
         part = part.pad(-(-part.rows // TILE) * TILE, columns, group=GROUP)
-        pieces.append(torch.cat((_code_words(part), _scale_words(part)), dim=-1))
+        records = torch.cat((_code_words(part), _scale_words(part)), dim=-1).flatten(1)
+        pieces.append(F.pad(records, (0, tile_bytes(part.scales.shape[1]) - records.shape[1])))
     return PackedLinear(torch.cat(pieces), rows, columns)
 
 
@@ -103,15 +123,17 @@ def gate_up_order(num_channels: int) -> Tensor:
 
 def unpack(weight: PackedLinear, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the (N, K) values, rows in packed order, rounded once to ``dtype``."""
-    tiles, groups, _ = weight.data.shape
-    codes = weight.data[..., :_CODE_BYTES]
+    tiles, groups = weight.num_tiles, weight.num_groups
+    codes = weight.records[..., :_CODE_BYTES]
     nibbles = torch.stack((codes & 15, codes >> 4), dim=-1)
     split = nibbles.view(tiles, groups, 2, 8, 4, 2, 2, 2, 2, 2)  # T S c g t j h odd pair half
     codes = split.permute(0, 9, 3, 1, 2, 5, 4, 6, 8, 7).to(torch.float32)
-    ends = weight.data[..., _CODE_BYTES:].contiguous().view(torch.float16).to(torch.float32)
-    scale, zero = ends.view(tiles, groups, 8, 2, 2).permute(3, 0, 4, 2, 1)  # T half g S
+    ends = weight.records[..., _CODE_BYTES:].contiguous().view(torch.int16)
+    ends = ends.view(tiles, groups, 8, 2).permute(0, 3, 2, 1)  # T half g S
+    scale = (ends >> 1 & _SCALE_BITS).view(torch.float16).to(torch.float32)
+    zero = (ends & LARGEST).to(torch.float32)
     spread = (..., *[None] * len(_COLUMNS))
-    values = ((codes - (zero[spread] - 128)) * scale[spread]).to(dtype)
+    values = ((codes - zero[spread]) * scale[spread]).to(dtype)
     dense = values.reshape(tiles * TILE, groups * GROUP)
     return dense[: weight.num_rows, : weight.num_columns]
 
@@ -127,8 +149,10 @@ def _code_words(weight: Int4Weight) -> Tensor:
 
 
 def _scale_words(weight: Int4Weight) -> Tensor:
-    """(T, S, 64) uint8: for each g scales of rows g and g + 8, then 128 + zero of both."""
-    both = torch.stack((weight.scales, (weight.zeros.to(torch.float16) + 128)))
-    split = both.view(2, -1, 2, 8, both.shape[-1])  # kind T half g S
-    words = split.permute(1, 4, 3, 0, 2).contiguous()  # T S g kind half
+    """(T, S, 32) uint8: for each g scale and zero point of rows g and g + 8."""
+    bits = weight.scales.contiguous().view(torch.int16)
+    assert not bool((bits & ~_SCALE_BITS).any()), "scales that bfloat16 does not hold"
+    halves = bits << 1 | weight.zeros.to(torch.int16)
+    split = halves.view(-1, 2, 8, halves.shape[-1])  # T half g S
+    words = split.permute(0, 3, 2, 1).contiguous()  # T S g half
     return words.view(torch.uint8).reshape(*words.shape[:2], -1)

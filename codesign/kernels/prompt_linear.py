@@ -77,7 +77,7 @@ def run_fused(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
     from codesign.kernels import prompt_linear_triton
 
     norm_K, eps = (None, 0.0) if of.norm is None else (of.norm.weight_K, of.norm.eps)
-    tiles, groups, _ = of.weight.data.shape
+    tiles, groups = of.weight.num_tiles, of.weight.num_groups
     prompt_linear_triton.product(
         prompt_linear_triton.arrange(x_MK, norm_K, eps),
         of.weight,
@@ -129,7 +129,7 @@ def splits(tiles: int, groups: int) -> int:
 
 def pieces(weight: PackedLinear) -> list[tuple[int, int]]:
     """Rows of a weight, from and to, that are unpacked at a time: whole tiles, about as many."""
-    tiles = weight.data.shape[0]
+    tiles = weight.num_tiles
     most = max(1, _SCRATCH // (TILE * weight.num_columns))
     count = -(-tiles // most)
     starts = [TILE * (tiles * i // count) for i in range(count)]

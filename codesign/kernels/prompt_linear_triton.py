@@ -21,7 +21,7 @@ from codesign.kernels.join_parts_triton import join
 from codesign.kernels.packing import PackedLinear
 from codesign.kernels.triton_launch import launch
 
-WORDS = 272  # of a record, 256 of them codes
+WORDS = 264  # of a record, 256 of them codes
 _COLUMNS = 1024  # of a program that arranges
 
 
@@ -88,7 +88,7 @@ def product(
         splits: Parts of the groups that are added up by themselves.
     """
     rows = arranged_MK.shape[0]
-    tiles, groups, _ = weight.data.shape
+    tiles, groups = weight.num_tiles, weight.num_groups
     parts = out_MN
     if splits > 1:
         parts = torch.empty(
@@ -180,7 +180,7 @@ def _product(
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part, word = tl.program_id(2), tl.arange(0, 32)
     is_tile, is_row = tile < tiles, m < rows
-    row_words = words + tile.to(tl.int64) * groups * WORDS
+    row_words = words + tile.to(tl.int64) * tile_words(groups, WORDS)
     code_at = channel[:, None] % 8 * 16 + (word // 16 * 128 + word % 16)[None, :]
     x_at = x + m.to(tl.int64)[None, :] * (groups * 128) + word[:, None]
     low = tl.zeros([CHANNELS, ROWS], tl.float32)  # rows g of the tiles
@@ -188,18 +188,15 @@ def _product(
     for group in range(part * share, tl.minimum(groups, (part + 1) * share)):
         record = row_words + group * WORDS
         codes = tl.load(record[:, None] + code_at, mask=is_tile[:, None], other=0)
-        # Words of two float16: of low and high.
-        scales = tl.load(record + 256 + channel % 8 * 2, mask=is_tile, other=0)
-        zeros = tl.load(record + 257 + channel % 8 * 2, mask=is_tile, other=0)
-        low_scale, high_scale = halves(scales)
-        low_zero, high_zero = halves(zeros)
+        ends = tl.load(record + 256 + channel % 8, mask=is_tile, other=0)
+        low_scale, low_zero, high_scale, high_zero = scales_and_zeros(ends)
         # A code at bit 12 of a float32's fraction, behind the exponent of 2^23, is 2^12 (2048 +
-        # code), one at bit 16 2^16 (128 + code). Scales have 11 bits: only the result is rounded.
-        low_unit, low_start = (low_scale * 2.0**-12)[:, None], (low_zero + 1920.0) * low_scale
-        high_unit, high_start = (high_scale * 2.0**-16)[:, None], high_zero * high_scale
-        # The sign of a zero, always plus, hides that the exponent is constant: masking and joining
-        # with two constants would take two instructions.
-        exponent = ((zeros & 0x8000) | 0x4B000000)[:, None]
+        # code), one at bit 16 2^16 (128 + code). Scales have 8 bits: only the result is rounded.
+        low_unit, low_start = (low_scale * 2.0**-12)[:, None], (low_zero + 2048.0) * low_scale
+        high_unit, high_start = (high_scale * 2.0**-16)[:, None], (high_zero + 128.0) * high_scale
+        # A zero that the compiler does not know hides that the exponent is constant: masking and
+        # joining with two constants would take two instructions.
+        exponent = ((low_scale * 0.0).to(tl.int32, bitcast=True) | 0x4B000000)[:, None]
         for p in tl.static_range(4):
             moved = _moved(codes, p)
             a = ((moved & 0xF000) | exponent).to(tl.float32, bitcast=True)
@@ -245,11 +242,18 @@ def _write(
 
 
 @triton.jit
-def halves(words):  # noqa: ANN201 (a pair)
-    """The two float16 of a word, in float32."""
-    low = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-    high = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return low.to(tl.float32), high.to(tl.float32)
+def tile_words(groups, WORDS: tl.constexpr):  # noqa: ANN201 (a number)
+    """Words of a tile's records, whole lines: ``tiling.tile_bytes``."""
+    return (groups * WORDS + 31) // 32 * 32
+
+
+@triton.jit
+def scales_and_zeros(ends):  # noqa: ANN201 (four tensors)
+    """Of the words that end a record: scale and zero of row g, then of g + 8, in float32."""
+    low = (ends >> 1 & 0x7FF8).to(tl.int16).to(tl.float16, bitcast=True)
+    high = (ends >> 17 & 0x7FF8).to(tl.int16).to(tl.float16, bitcast=True)
+    low_zero, high_zero = (ends & 15).to(tl.float32), (ends >> 16 & 15).to(tl.float32)
+    return low.to(tl.float32), low_zero, high.to(tl.float32), high_zero
 
 
 @triton.jit

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RECORD_BYTES = 1088  # of a tile of 16 features by a group of 128 columns; see packing.py
+RECORD_BYTES = 1056  # of a tile of 16 features by a group of 128 columns; see packing.py
+LINE_BYTES = 128  # of the caches: a tile's records begin one
 SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
 _MOST_STAGES = 16
 _BARRIERS = 384  # bytes in front of the ring
@@ -125,12 +126,23 @@ def layout(
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
     fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 8 * owned + _BARRIERS
     room = shared_room(tiling.blocks) - fixed
-    stage = tiling.tiles * tiling.warps * RECORD_BYTES
+    stage = tiling.tiles * _piece_bytes(tiling.warps)
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
     each, unequal = divmod(chunks, tiling.cluster)
     each = 0 if unequal else each
     return Layout(clusters, unit, each, used, stages, part_tiles, fixed + stages * stage)
+
+
+def tile_bytes(groups: int) -> int:
+    """Return the bytes of a tile's records, whole lines."""
+    return -(-groups * RECORD_BYTES // LINE_BYTES) * LINE_BYTES
+
+
+def _piece_bytes(warps: int) -> int:
+    """Room for so many records of a tile, wherever in a line they begin (PIECE in CUDA)."""
+    most = LINE_BYTES - RECORD_BYTES % LINE_BYTES if warps * RECORD_BYTES % LINE_BYTES else 0
+    return -(-(warps * RECORD_BYTES + most) // LINE_BYTES) * LINE_BYTES
 
 
 def _unit(tiling: Tiling, tiles: int, clusters: int) -> int:

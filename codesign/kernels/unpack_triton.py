@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from codesign.kernels.packing import TILE, PackedLinear
-from codesign.kernels.prompt_linear_triton import WORDS, halves
+from codesign.kernels.prompt_linear_triton import WORDS, scales_and_zeros, tile_words
 from codesign.kernels.triton_launch import launch
 
 GROUPS = 4  # of a program
@@ -18,7 +18,7 @@ GROUPS = 4  # of a program
 
 def unpack(weight: PackedLinear, first_tile: int, dense_nK: Tensor) -> None:
     """Write the values of whole tiles from ``first_tile`` on, rounded once."""
-    tiles, groups = dense_nK.shape[0] // TILE, weight.data.shape[1]
+    tiles, groups = dense_nK.shape[0] // TILE, weight.num_groups
     launch(
         _unpack,
         (-(-groups // GROUPS), tiles, 1),
@@ -44,18 +44,16 @@ def _unpack(
     fourth = tl.arange(0, 32 * GROUPS)[None, :]
     group = tl.program_id(0) * GROUPS + fourth // 32
     g = tl.arange(0, 8)[:, None]
-    record = words + (tile * groups + group) * WORDS
+    record = words + tile * tile_words(groups, WORDS) + group * WORDS
     is_group = group < groups
     place = fourth // 16 % 2 * 128 + fourth // 2 % 4 * 4 + fourth // 8 % 2 * 2 + fourth % 2
     codes = tl.load(record + place + g * 16, mask=is_group, other=0)
-    scales = tl.load(record + 256 + g * 2, mask=is_group, other=0)
-    zeros = tl.load(record + 257 + g * 2, mask=is_group, other=0)
+    ends = tl.load(record + 256 + g, mask=is_group, other=0)
     column = tl.program_id(0) * GROUPS * 128 + tl.arange(0, 128 * GROUPS)[None, :]
-    low_scale, high_scale = halves(scales)
-    low_zero, high_zero = halves(zeros)
+    low_scale, low_zero, high_scale, high_zero = scales_and_zeros(ends)
     for half in tl.static_range(2):
         scale = low_scale if half == 0 else high_scale
-        zero = (low_zero if half == 0 else high_zero) - 128.0
+        zero = low_zero if half == 0 else high_zero
         shifted = codes >> (4 * half)
         first = ((shifted & 15).to(tl.float32) - zero) * scale
         second = ((shifted >> 16 & 15).to(tl.float32) - zero) * scale

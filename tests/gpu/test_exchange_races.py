@@ -143,7 +143,7 @@ def random_weight(features: int, columns: int, seed: int) -> PackedLinear:
     generator = torch.Generator("cuda").manual_seed(seed)
     size, groups = (features, columns // 8), columns // 128
     words = torch.randint(0, 1 << 31, size, device="cuda", generator=generator)
-    scales = torch.rand(features, groups, device="cuda", generator=generator).half()
+    scales = torch.rand(features, groups, device="cuda", generator=generator).bfloat16().half()
     zeros = torch.full((features, groups), 8, device="cuda", dtype=torch.uint8)
     return pack_int4(Int4Weight(words.to(torch.int32), scales, zeros))
 

@@ -50,7 +50,7 @@ def case(columns: int, features: int) -> tuple[PackedLinear, Tensor, Norm]:
 
 def legal(tiling: Tiling, weight: PackedLinear, rows: int) -> bool:
     """Whether every block has columns, and its ring room."""
-    tiles, groups, _ = weight.data.shape
+    tiles, groups = weight.num_tiles, weight.num_groups
     plan = layout(
         tiling,
         tiles=tiles,
@@ -63,7 +63,7 @@ def legal(tiling: Tiling, weight: PackedLinear, rows: int) -> bool:
 
 def tilings(weight: PackedLinear, rows: int) -> Iterator[Tiling]:
     """Those of the list that run this weight, and the chosen one."""
-    tiles, groups, _ = weight.data.shape
+    tiles, groups = weight.num_tiles, weight.num_groups
     yield choose(tiles=tiles, groups=groups, num_row_tiles=row_tiles(rows))
     yield from (tiling for tiling in TILINGS if legal(tiling, weight, rows))
 

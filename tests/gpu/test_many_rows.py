@@ -52,7 +52,7 @@ def by_eights(x: Tensor, weight: PackedLinear, tiling: Tiling | None, **fused: T
 
 def legal(tiling: Tiling, weight: PackedLinear) -> bool:
     """Whether every share has columns."""
-    return -(-weight.data.shape[1] // tiling.warps) >= tiling.cluster
+    return -(-weight.num_groups // tiling.warps) >= tiling.cluster
 
 
 @pytest.mark.parametrize(("columns", "features"), SHAPES)
@@ -130,7 +130,7 @@ def test_every_launch_shape_gives_the_same_bits_a_hundred_times(
     weight, x, norm = case(columns, features)
     few = by_eights(x, weight, None, norm=norm)
     out, wrong = torch.empty_like(few), torch.zeros((), device="cuda", dtype=torch.int64)
-    tiles, groups, _ = weight.data.shape
+    tiles, groups = weight.num_tiles, weight.num_groups
     tiling = replace(choose(tiles=tiles, groups=groups), delays=delays)
     shapes = [
         Cut(rows, teams, blocks, 2)

@@ -95,7 +95,7 @@ def operand_of_weights(record: np.ndarray, step: int) -> np.ndarray:
 def test_both_operands_have_the_columns_in_the_same_order():
     generator = torch.Generator().manual_seed(3)
     weight = quantize_int4(torch.randn(16, 128, generator=generator), group=128)
-    record = pack_int4(weight).data[0, 0].numpy()
+    record = pack_int4(weight).records[0, 0].numpy()
     q = np.random.default_rng(4).integers(0, 256, (24, 128))
     tile = arranged(q)
     found = np.zeros((16, 24), np.int64)

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from codesign.errors import InputError  # noqa: E402
-from codesign.kernels.int4 import quantize_int4  # noqa: E402
+from codesign.kernels.int4 import Int4Weight, quantize_int4  # noqa: E402
 from codesign.kernels.packed_reference import Norm, gate_up, linear  # noqa: E402
 from codesign.kernels.packing import (  # noqa: E402
     gate_up_order,
@@ -47,9 +47,10 @@ def int4_product(record, x_MK):
         assert torch.equal(high.to(torch.int8).to(torch.int64), high)
         out += 256 * (a @ high) + a @ low
         sums += 256 * high.sum(0) + low.sum(0)
-    ends = record[1024:].view(torch.float16).view(8, 2, 2).double()
-    scale = torch.cat((ends[:, 0, 0], ends[:, 0, 1] / 16))[:, None]
-    zero = torch.cat((ends[:, 1, 0] - 128, 16 * ends[:, 1, 1] - 2048))[:, None]
+    ends = record[1024:].view(torch.int16).view(8, 2)
+    both_scales = (ends >> 1 & 0x7FF8).view(torch.float16).double()
+    scale = torch.cat((both_scales[:, 0], both_scales[:, 1] / 16))[:, None]
+    zero = torch.cat((ends[:, 0] & 15, 16 * (ends[:, 1] & 15)))[:, None]
     return (scale * (out - zero * sums)).T * unit_M1
 
 
@@ -67,7 +68,7 @@ def test_packing_in_an_order_moves_whole_rows():
 def test_lanes_find_their_codes_where_the_kernel_reads_them():
     weight = quantize_int4(random(16, 256), group=128)
     x = random(8, 256, seed=1).bfloat16()
-    data = pack_int4(weight).data
+    data = pack_int4(weight).records
     got = sum(int4_product(data[0, s], x[:, 128 * s : 128 * (s + 1)]) for s in range(2))
     want = x.double() @ weight.dequantize(torch.float64).T
     assert float((got - want).norm() / want.norm()) < 1e-5
@@ -101,3 +102,31 @@ def test_a_fused_norm_is_a_norm_before_the_product():
 def test_other_group_widths_are_refused_with_the_width_that_is_needed():
     with pytest.raises(InputError, match="groups of 128"):
         pack_int4(quantize_int4(random(16, 128), group=64))
+
+
+def test_every_scale_that_bfloat16_holds_survives_with_every_zero_point():
+    bits = torch.arange(0, 0x7C00, 8).to(torch.int16)  # from 0 to 65280, normal and not
+    rows = -(-len(bits) // 16) * 16
+    scales = torch.zeros(rows, 1, dtype=torch.float16)
+    scales[: len(bits), 0] = bits.view(torch.float16)
+    zeros = (torch.arange(rows) % 16).to(torch.uint8)[:, None]
+    packed = quantize_int4(random(rows, 128), group=128).packed
+    weight = Int4Weight(packed, scales, zeros)
+    assert torch.equal(unpack(pack_int4(weight)), weight.dequantize())
+
+
+def test_scales_that_do_not_fit_a_record_are_not_packed():
+    weight = quantize_int4(random(16, 128), group=128)
+    for scale in (1 + 2.0**-10, -1.0):
+        scales = torch.full_like(weight.scales, scale)
+        with pytest.raises(AssertionError, match="bfloat16"):
+            pack_int4(Int4Weight(weight.packed, scales, weight.zeros))
+
+
+@pytest.mark.parametrize("columns", [128, 384, 640])
+def test_a_tile_begins_a_line_of_the_caches(columns):
+    weight = quantize_int4(random(48, columns), group=128)
+    packed = pack_int4(weight)
+    assert packed.data.shape[1] % 128 == 0
+    assert packed.data.shape[1] - packed.records[0].numel() < 128
+    assert torch.equal(unpack(packed), weight.dequantize())

@@ -151,14 +151,14 @@ def made_of(kernel, constants, warps=4, stages=3):
     return compiled(kernel, types, constants, aligned, num_warps=warps, num_stages=stages)
 flags = {"BIAS": False, "RESIDUAL": True, "SWIGLU": False}
 cut = prompt_linear_triton.CUT
-fixed = {"ROWS": cut.rows, "CHANNELS": cut.channels, "WORDS": 272}
+fixed = {"ROWS": cut.rows, "CHANNELS": cut.channels, "WORDS": 264}
 made = made_of(prompt_linear_triton._product, flags | fixed, cut.channels // 16, cut.stages)
 assert made.asm["ptx"].count("wgmma.mma_async") == 16
 assert 2 * made.metadata.shared <= 227 << 10
 keep(made)
 made_of(prompt_linear_triton._arrange, {"NORM": True, "BLOCK": 1024})
 made_of(join_parts_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
-made_of(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 272})
+made_of(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 264})
 """
 
 

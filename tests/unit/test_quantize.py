@@ -24,6 +24,7 @@ from codesign.kernels.int4 import (  # noqa: E402
     Int4Weight,
     pack_nibbles,
     quantize_int4,
+    round_scales,
     unpack_nibbles,
 )
 from codesign.kernels.reference import int4_linear  # noqa: E402
@@ -143,6 +144,35 @@ def test_a_rank_reads_only_its_part_of_an_awq_matrix(source, text, tmp_path):
     assert isinstance(whole, Int4Weight)
     assert isinstance(part, Int4Weight)
     assert torch.equal(part.dequantize(), whole.dequantize()[16:48, 32:])
+
+
+def test_scales_of_files_are_rounded_to_what_bfloat16_holds_too(source, text, tmp_path):
+    out = quantize_model(str(source), tmp_path / "out", group=32, text=text).path
+    stored = load_file(out / "model.safetensors")
+    finer = stored[f"{Q_PROJ}.scales"] * (1 + 2.0**-10)
+    save_file(stored | {f"{Q_PROJ}.scales": finer}, out / "model.safetensors")
+    whole = open_reader(out).matrix(Q_PROJ, Cut(0, 64, 64), Cut(0, 64, 64))
+    assert isinstance(whole, Int4Weight)
+    assert torch.equal(whole.scales.t(), stored[f"{Q_PROJ}.scales"])
+
+
+@pytest.mark.parametrize("wrong", [-1e-3, float("inf"), float("nan"), 65504.0])
+def test_scales_that_no_kernel_takes_are_refused_by_name(source, text, tmp_path, wrong):
+    out = quantize_model(str(source), tmp_path / "out", group=32, text=text).path
+    stored = load_file(out / "model.safetensors")
+    stored[f"{Q_PROJ}.scales"][0, 0] = wrong
+    save_file(stored, out / "model.safetensors")
+    with pytest.raises(InputError, match=rf"{Q_PROJ}: .* scales from 0 to 65280"):
+        open_reader(out).matrix(Q_PROJ, Cut(0, 64, 64), Cut(0, 64, 64))
+
+
+def test_rounded_scales_are_within_half_a_unit_of_their_last_place():
+    wide = torch.cat((torch.logspace(-4.2, 4.8, 4000), torch.linspace(0, 2.0**-14, 500)))
+    rounded = round_scales(wide).double()
+    assert torch.equal(rounded, rounded.bfloat16().double())
+    off = (rounded - wide.double()).abs()
+    assert bool((off <= torch.clamp(wide.double() * 2.0**-8, min=2.0**-22)).all())
+    assert torch.equal(round_scales(rounded), rounded.half())
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

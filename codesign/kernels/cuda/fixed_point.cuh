@@ -49,15 +49,15 @@ __device__ __forceinline__ FixedPoint fixed_point(const u32 (&x)[16]) {
   return {__uint_as_float((268u << 23) - exponent), __uint_as_float(exponent == 0x7f800000u ? 0x7fffffffu : exponent - (14u << 23))};
 }
 
-// Scales and zero points of rows g and g + 8 of a tile, as its record ends. A word's bytes are the codes of row g and 16
-// times those of row g + 8; so are its zero and the inverse of its scale.
+// Scales and zero points of rows g and g + 8 of a tile, as its record ends: 12 bits of a float16 and 4 each. A word's bytes
+// are the codes of row g and 16 times those of row g + 8; so are its zero and the inverse of its scale.
 struct Scales {
   float s0, s1, z0, z1;
 };
-__device__ __forceinline__ Scales scales_of(uint2 ends) {
+__device__ __forceinline__ Scales scales_of(u32 ends) {
   Scales r;
-  split_half(ends.x, r.s0, r.s1);
-  split_half(fma_half(ends.y, 0x4c003c00u, 0xe800d800u), r.z0, r.z1);  // less 128
+  split_half(ends >> 1 & 0x7ff87ff8u, r.s0, r.s1);
+  split_half(fma_half((ends & 0x000f000fu) | 0x64006400u, 0x4c003c00u, 0xf400e400u), r.z0, r.z1);  // 1024 + zero, less 1024
   r.s1 *= 0.0625f;
   return r;
 }

@@ -23,7 +23,8 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
-    const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
+    const u8* from = a.weight + p.first_tile * tile_bytes(a.groups) + group * RECORD;
+    const u32 to = p.ring + place_in_line(group);
     for (int s = 0; s < p.steps; s++) {
       random_delay();
       if (free-- == 0) wait_for_previous();
@@ -31,8 +32,8 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
       barrier_wait(p.empty + 8 * slot, phase);
       const int tiles = min(TILES, p.num_tiles - s * TILES);
       barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
-      for (int i = 0; i < tiles; i++, from += (size_t)a.groups * RECORD)
-        bulk_copy(p.ring + slot * STAGE + i * WARPS * RECORD, from, count * RECORD, p.full + 8 * slot, policy);
+      for (int i = 0; i < tiles; i++, from += tile_bytes(a.groups))
+        bulk_copy(to + slot * STAGE + i * PIECE, from, count * RECORD, p.full + 8 * slot, policy);
       if (++slot == a.stages) slot = 0, phase ^= 1;
     }
   }
@@ -88,7 +89,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
   // This lane's pieces of the stage's records.
-  u32 codes = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 8;
+  u32 codes = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 4;
   float4* const to = p.partial + warp * 32 + lane;
   const u32 end = p.full + 8 * a.stages;
   u32 bar = p.full, phase = 0;
@@ -101,6 +102,8 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
+    const int place_of_chunk = place_in_line(group - warp);
+    codes += place_of_chunk, ends += place_of_chunk;
     if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
     if (!EARLY) fetch_rows(a, place_of(a, group, lane), lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
@@ -133,6 +136,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
       if (++place == SLOTS) place = 0;
       if (has_squares && s == 0) give_squares(p, w, warp, lane);  // neither before the first product nor behind the last
     }
+    codes -= place_of_chunk, ends -= place_of_chunk;
   }
 }
 

@@ -22,7 +22,11 @@
 #ifndef CHUNKS
 #define CHUNKS 0
 #endif
-#define RECORD 1088
+#define RECORD 1056
+#define LINE 128  // of the caches
+// Room for the records of a tile and a chunk, wherever in a line they begin. A copy that begins elsewhere in a line than in
+// memory would be slower by several percent.
+#define PIECE ((WARPS * RECORD + (WARPS * RECORD % LINE ? LINE - RECORD % LINE : 0) + LINE - 1) / LINE * LINE)
 // Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
 // a waiting warp skips could take an older phase for the one it waits for.
 #define SLOTS (NT * TILES <= 2 ? 3 : 2)
@@ -33,7 +37,7 @@
 #define EARLY (AHEAD || CHUNKS == 1)  // where the first x lies is known before the wait
 
 struct Gemm {
-  const u8* weight;  // (tiles, groups, RECORD)
+  const u8* weight;  // (tiles, tile_bytes(groups))
   const u16* x;      // (rows, columns) bf16
   const u16* norm;   // (columns,) bf16, or null
   int rows, columns, groups, stages, part_tiles;
@@ -41,11 +45,16 @@ struct Gemm {
   float eps;
 };
 
-#define STAGE (TILES * WARPS * RECORD)
+#define STAGE (TILES * PIECE)
 #define MOST_STAGES 16
 #define TO_EMPTY (8 * MOST_STAGES)  // from a stage's barrier `full` to its `empty`
 #define BARRIERS 384             // bytes in front of the ring
 #define TILE_BYTES (NT * 512)
+
+// Of a tile's records, which begin a line.
+__device__ __forceinline__ size_t tile_bytes(int groups) { return (size_t)groups * RECORD + LINE - 1 & ~(size_t)(LINE - 1); }
+// Where in a line a group's record begins.
+__device__ __forceinline__ int place_in_line(int group) { return group * RECORD & LINE - 1; }
 
 // Where everything lies in a block's shared memory, and what the block works on.
 struct Plan {

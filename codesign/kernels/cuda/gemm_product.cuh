@@ -83,10 +83,10 @@ __device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][
   }
 }
 
-// TILES records (16 features x 128 columns each, WARPS records apart), as a warp holds them.
+// TILES records (16 features x 128 columns each, a PIECE apart), as a warp holds them.
 struct Records {
   uint4 q[TILES][2];
-  uint2 ends[TILES];  // scales of rows g and g + 8, and 128 + zero of both
+  u32 ends[TILES];  // scale and zero of rows g and g + 8
 };
 
 // `codes` and `ends`: addresses of this lane's first piece of either.
@@ -94,8 +94,8 @@ __device__ __forceinline__ void load_records(u32 codes, u32 ends, Records& r) {
 #pragma unroll
   for (int i = 0; i < TILES; i++) {
 #pragma unroll
-    for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(codes + i * WARPS * RECORD + j * 512);
-    r.ends[i] = load_shared2(ends + i * WARPS * RECORD);
+    for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(codes + i * PIECE + j * 512);
+    r.ends[i] = load_shared1(ends + i * PIECE);
   }
 }
 

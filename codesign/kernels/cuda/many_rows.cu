@@ -98,13 +98,13 @@ struct Producer {
 // The weights of a tile and a group, as a lane holds them.
 struct Weights {
   u32 a[4][4];  // of 32 columns each
-  uint2 ends;   // scales of rows g and g + 8, and 128 + zero of both
+  u32 ends;     // scale and zero of rows g and g + 8
 };
 __device__ __forceinline__ Weights load_weights(u32 record, int lane) {
   const uint4 low = load_shared4(record + lane * 16), high = load_shared4(record + 512 + lane * 16);
   const u32 word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   Weights w;
-  w.ends = load_shared2(record + 1024 + (lane >> 2) * 8);
+  w.ends = load_shared1(record + 1024 + (lane >> 2) * 4);
   // A word's bytes are the codes of row g and 16 times those of row g + 8.
 #pragma unroll
   for (int k = 0; k < 4; k++) {
@@ -127,7 +127,7 @@ __device__ __forceinline__ void multiply(Products& c, const Weights& w, u64 rows
 }
 
 // Products of a group, added to the sums of a chunk.
-__device__ __forceinline__ void add_products(const Products& c, uint2 ends_of_weights, u32 ends, int lane, Sums& sums) {
+__device__ __forceinline__ void add_products(const Products& c, u32 ends_of_weights, u32 ends, int lane, Sums& sums) {
   const Scales k = scales_of(ends_of_weights);
 #pragma unroll
   for (int j = 0; j < ROWS / 8; j++) {
@@ -237,7 +237,7 @@ many_rows(const u8* weight, u8* blocks, const float* factors, void* out, const u
   Sums sums;
   if (warp == CONSUMERS) {
     const int of_lane = lane / TEAM_TILES % TEAMS, tile = first_tile + lane % TEAM_TILES;
-    Producer producer = {ring, Walk(groups, rank * TEAMS + of_lane), weight + (size_t)tile * groups * RECORD,
+    Producer producer = {ring, Walk(groups, rank * TEAMS + of_lane), weight + tile * tile_bytes(groups),
                          row_block(blocks, first_row / ROWS, groups), lane, of_lane, lane % TEAM_TILES, own, evict_first()};
     producer.run(steps);
     __syncwarp();
