@@ -35,6 +35,11 @@ OBJECTIVE_TITLES = {
     "latency": "lowest mean TPOT",
     "fewest": "fewest GPUs in SLO",
 }
+OBJECTIVE_WORDS = {  # a box of the sidebar is too narrow for them
+    "goodput": "Most requests per second within the SLO.",
+    "latency": "Lowest mean TPOT of the plans that bear the load.",
+    "fewest": "Most goodput on the fewest GPUs that bear the load and meet the SLO.",
+}
 DRAW_EVERY = 0.7  # seconds between two drawings of a search that goes on
 
 
@@ -45,6 +50,7 @@ def ask() -> PlanAsked | None:
         objective = st.selectbox(
             "Wanted", OBJECTIVES, key="objective", bind=LINK, format_func=OBJECTIVE_TITLES.get
         )
+        st.caption(OBJECTIVE_WORDS[objective])
         most = st.number_input(
             "Requests at most", 1, None, None, key="max_requests", bind=LINK,
             placeholder="all; on a CPU 200",
@@ -52,12 +58,17 @@ def ask() -> PlanAsked | None:
         labels = st.text_input(
             "Only these policies", key="policies", bind=LINK, placeholder="plain,chain-3,tree-8x4x2"
         )
+        runnable = st.checkbox(
+            "Only what the engine here runs", key="runnable", bind=LINK,
+            help="Without workers for prompts alone; plans that have them can be exported.",
+        )  # fmt: skip
     if shared.traffic is None:
         return None
     policies = tuple(label.strip() for label in labels.split(",") if label.strip())
     return PlanAsked(
-        shared.traffic, shared.machine, shared.slo, shared.serving, objective, most, policies
-    )
+        shared.traffic, shared.machine, shared.slo, shared.serving, objective, most, policies,
+        runnable,
+    )  # fmt: skip
 
 
 def watch_search(asked: PlanAsked) -> Found:

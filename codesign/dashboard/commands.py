@@ -38,6 +38,7 @@ def plan_command(asked: PlanAsked) -> str:
         words += ["--max-requests", str(limit)]
     if asked.policies:
         words += ["--policies", ",".join(asked.policies)]
+    words += ["--runnable"] if asked.runnable else []
     return _command(asked.traffic, "plan", words)
 
 

@@ -54,6 +54,7 @@ class PlanAsked:
         max_requests: The trace is cut after so many; None for all that ``codesign plan`` takes, and
             at most ``what_if.MOST``.
         policies: Labels that the search is restricted to; empty for all.
+        runnable: Only plans that ``codesign run`` serves.
     """
 
     traffic: Traffic
@@ -63,6 +64,7 @@ class PlanAsked:
     objective: str = "goodput"
     max_requests: int | None = None
     policies: tuple[str, ...] = ()
+    runnable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def find_plan(
         workers=all_workers(fit),
         max_batch=largest_batch(fit),
         policies=asked.policies,
+        runnable=asked.runnable,
         rate_scale=asked.traffic.rate_scale,
     )
     cache = _Watched(watch)

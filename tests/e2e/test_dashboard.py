@@ -136,6 +136,17 @@ def test_a_plan_is_searched_compared_and_taken_away():
     assert any("vllm serve" in line.value for line in page.code)
 
 
+def test_what_is_wanted_is_asked_for_as_on_the_command_line():
+    page = open_page("plan", **SMALL)
+    assert "--runnable" not in page.code[0].value
+    page.selectbox(key="objective").set_value("latency")
+    page.checkbox(key="runnable").check().run()
+    shown = page.code[0].value.replace(" \\\n   ", "")
+    assert shown.endswith("--objective latency --runnable")
+    words = "Lowest mean TPOT of the plans that bear the load."
+    assert words in [line.value for line in page.caption]
+
+
 def test_what_speculation_is_compared_with_may_miss_the_slo_and_the_page_says_so():
     page = open_page("plan", **SMALL, tpot="12")
     page.number_input(key="max_requests").set_value(40)

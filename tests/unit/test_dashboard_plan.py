@@ -169,3 +169,12 @@ def test_the_command_line_asks_the_same_question():
     shown = plan_command(ASKED).replace(" \\\n   ", "")
     assert "codesign plan --trace synthetic.parquet" in shown
     assert shown.endswith("--objective goodput --policies plain,chain-3,async-tree-8x4x2")
+
+
+def test_only_plans_that_the_engine_here_runs_are_searched_if_asked_for():
+    asked = replace(ASKED, policies=("plain",), runnable=True)
+    assert plan_command(asked).endswith(" --policies plain --runnable")
+    assert "--runnable" not in plan_command(ASKED)
+    found = find_plan(asked, processes=1)
+    assert not any(s.candidate.deployment.prefill_workers for s in found.plan.scored)
+    assert any("(--runnable)" in note for note in found.plan.notes)
