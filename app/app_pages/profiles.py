@@ -105,7 +105,7 @@ def show_fit(entries: list[FitEntry]) -> None:
 
 
 def show_floor_row(fit: Fit, split: str) -> None:
-    cost = fit.costs[split]
+    cost, origin = fit.costs[split], fit.origin_of(parse_deployment(split))
     figures = [
         ("Target, 1 row", cost.target(1, 0), "target", "Lower bound of a round, with any tree"),
         ("Draft, 1 row", cost.draft(1, 0), "draft", "Lower bound of a draft forward"),
@@ -117,7 +117,7 @@ def show_floor_row(fit: Fit, split: str) -> None:
         for name, seconds, part, text in figures:
             st.metric(
                 name, f"{1e3 * seconds:.3g} ms", range_text(1e3 * seconds, fit, split, part),
-                delta_color="off", delta_arrow="off", delta_description=fit.origin,
+                delta_color="off", delta_arrow="off", delta_description=origin,
                 help=f"{text}. The range is the fit's held-out error.",
                 border=True, width=174,
             )  # fmt: skip
@@ -125,7 +125,7 @@ def show_floor_row(fit: Fit, split: str) -> None:
             text = "Seconds that the target loses per second of concurrent drafting"
             st.metric(
                 "Slowdown", f"{cost.slowdown:.1%}", "no range", delta_color="off",
-                delta_arrow="off", delta_description=fit.origin, help=text, border=True, width=174,
+                delta_arrow="off", delta_description=origin, help=text, border=True, width=174,
             )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from codesign.cli import build_parser
 from codesign.cli.dashboard import app_script
+from codesign.fit.what_if import device_fit
 from codesign.records import RoundLog
 from codesign.run_directory import read_run, write_run
 
@@ -177,6 +178,15 @@ def test_profiles_shows_the_fit_of_this_folder_and_what_a_forward_costs(full):
     split.set_value("1+1").run()
     assert widget(page.metric, "Target, 1 row").value == "30 ms"  # on one of the two workers
     assert widget(page.metric, "Message").value == "0.2 ms"
+
+
+def test_splits_that_were_measured_are_fitted_where_others_of_their_fit_are_extrapolated(empty):
+    device_fit("h200", 8, "llama-3-70b:int4", "llama-3.2-1b:int4").save("fit.json")
+    for split, origin in (("4+4", "fitted"), ("8", "extrapolated")):
+        page = open_page("profiles", measured_fit="fit.json", fit_split=split)
+        assert widget(page.selectbox, "Split").value == split
+        shown = [metric.proto.delta_description for metric in page.metric]
+        assert set(shown) == {origin}
 
 
 def test_a_split_that_the_next_fit_does_not_have_becomes_another(full):
