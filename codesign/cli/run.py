@@ -146,7 +146,8 @@ def _lead(args: argparse.Namespace) -> int:
     if note := other_machine_note(replay.fit, plan.fit.path, served):
         say(f"fit: {note}")
     runs = _run_all(replay, engine, wanted, args)
-    if note := step_pace_note([r.step_pace for r in runs], replay.fit, plan.fit.path, served):
+    paces = [(run.scored.candidate.deployment, run.step_pace) for run in runs]
+    if note := step_pace_note(paces, replay.fit, plan.fit.path, served):
         say(f"fit: {note}")
     payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
     payload["differing_requests"] = differing_requests(runs)

@@ -143,12 +143,15 @@ class Fit:
         """
         if self.origin != EXTRAPOLATED:
             return self.origin
-        needed = {(op, gpus_of(op, deployment.unit.label)) for op in ("target", "draft")}
-        if deployment.prefill_workers:
-            needed.add(("target", deployment.prefill_workers))
+        needed = {op: {gpus_of(op, deployment.unit.label)} for op in ("target", "draft")}
+        needed["target"] |= {deployment.prefill_workers} - {0}
+        is_measured = all(sizes <= self.sizes_measured(op) for op, sizes in needed.items())
+        return "fitted" if is_measured else EXTRAPOLATED
+
+    def sizes_measured(self, op: str) -> set[int]:
+        """Numbers of GPUs on which a kind of forward was measured."""
         names = (name.partition("/") for name in self.steps)
-        sizes = {(op, gpus_of(op, label)) for label, _, op in names}
-        return "fitted" if needed <= sizes else EXTRAPOLATED
+        return {gpus_of(op, label) for label, _, known in names if known == op}
 
     @property
     def answers(self) -> AcceptanceProfile:

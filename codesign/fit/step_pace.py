@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codesign.artifacts.machine import hardware, machine_name
+from codesign.config import Deployment
 from codesign.fit import EXTRAPOLATED, ROOFLINE, Fit
 from codesign.fit.profile_command import is_of_memory, profile_command
 from codesign.fit.shipped import FITS, machines_of
@@ -123,7 +124,7 @@ def other_machine_note(fit: Fit, fit_file: Path, served: Served) -> str:
 
 
 def step_pace_note(
-    paces: Sequence[float | None],
+    paces: Sequence[tuple[Deployment, float | None]],
     fit: Fit,
     fit_file: Path,
     served: Served,
@@ -133,7 +134,7 @@ def step_pace_note(
     """One line that ends with the command to type, if steps took other times than the fit says.
 
     Args:
-        paces: Of each run, see ``step_pace``.
+        paces: Of each run, what it was on, and its pace, see ``step_pace``.
         fit: What the runs were predicted with.
         fit_file: Its file, for the machine that it is of.
         served: The first of the runs.
@@ -142,14 +143,17 @@ def step_pace_note(
     Returns:
         Empty if all were within the tolerance.
     """
-    off = [pace for pace in paces if pace is not None and is_another_pace(pace, tolerance)]
-    if not off:
+    found = [(where, pace) for where, pace in paces if pace is not None]
+    found = [(where, pace) for where, pace in found if is_another_pace(pace, tolerance)]
+    if not found:
         return ""
+    deployments, off = zip(*found, strict=True)
     low, high = f"{min(off):.2g}", f"{max(off):.2g}"
     times = low if low == high else f"{low} to {high}"
     return (
         f"steps of the target took {times} times what the fit says, {_source(fit, fit_file)}; the "
-        f"run was on {served.machine}{_doubt(fit, fit_file, served)}. {_remedy(fit, served)}"
+        f"run was on {served.machine}{_doubt(fit, fit_file, served)}{_untimed(fit, deployments)}. "
+        f"{_remedy(fit, served)}"
     )
 
 
@@ -167,6 +171,15 @@ def _doubt(fit: Fit, fit_file: Path, served: Served) -> str:
     if served.device == "cpu-ranks" and fit.device != served.device:
         return ", with a process for each worker where the fit is of threads"
     return ", perhaps another of that name, or busy"
+
+
+def _untimed(fit: Fit, deployments: Sequence[Deployment]) -> str:
+    """That the target's steps were extrapolated, which may be why they took other times."""
+    sizes = {each.target_workers for each in deployments} - fit.sizes_measured("target")
+    if fit.origin != EXTRAPOLATED or not sizes:
+        return ""
+    on = " and ".join(map(str, sorted(sizes)))
+    return f"; steps on {on} GPUs were extrapolated, not measured, and may be off for that"
 
 
 def _remedy(fit: Fit, served: Served) -> str:

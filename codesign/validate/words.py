@@ -101,7 +101,7 @@ def verdict(validation: Validation, tolerance: float) -> tuple[bool, str]:
 def cause(validation: Validation, fit: Fit, fit_file: Path, tolerance: float) -> str:
     """Why times are off, with what to type, where the fit is of a faster or slower machine."""
     runs = validation.of_another_pace(tolerance)
-    paces = [run.step_pace for run in runs]
+    paces = [(run.candidate.deployment, run.step_pace) for run in runs]
     served = next((run.served for run in runs if run.served), None)
     if served is None:
         return ""

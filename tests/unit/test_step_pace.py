@@ -9,6 +9,7 @@ import pytest
 
 from codesign.artifacts import machine, read_json, write_json
 from codesign.artifacts.machine import machine_name
+from codesign.config import parse_deployment
 from codesign.fit.shipped import DEFAULT_FIT, FITS, machine_of, machines_of
 from codesign.fit.step_pace import (
     Served,
@@ -17,6 +18,7 @@ from codesign.fit.step_pace import (
     step_pace,
     step_pace_note,
 )
+from codesign.fit.what_if import device_fit
 from codesign.records import RoundLog, RoundRecord
 
 EPYC = Served("smollm2-135m", "smollm2-135m-draft", "cpu", "AMD EPYC")
@@ -33,6 +35,11 @@ def of(cost, factor: float, **changes) -> RoundRecord:
     record = dataclasses.replace(QUIET, **changes)
     expected = cost.target(record.rows, record.context, max(record.batch, 1))
     return dataclasses.replace(record, target=factor * expected)
+
+
+def note_of(paces, *known, split: str = "2", **options) -> str:
+    size = parse_deployment(split)
+    return step_pace_note([(size, pace) for pace in paces], *known, **options)
 
 
 def test_the_pace_is_that_of_rounds_without_prompts_whatever_their_rows(machine_fit):
@@ -71,12 +78,12 @@ def test_padded_forwards_are_not_held_against_a_fit():
 
 
 def test_paces_within_the_tolerance_are_not_worth_a_line(machine_fit):
-    assert step_pace_note([None, 1.1, 0.9], machine_fit, DEFAULT_FIT, EPYC) == ""
-    assert step_pace_note([1.1], machine_fit, DEFAULT_FIT, EPYC, tolerance=0.05)
+    assert note_of([None, 1.1, 0.9], machine_fit, DEFAULT_FIT, EPYC) == ""
+    assert note_of([1.1], machine_fit, DEFAULT_FIT, EPYC, tolerance=0.05)
 
 
 def test_the_fit_that_ships_may_be_of_another_processor_of_the_same_name(machine_fit):
-    note = step_pace_note([2.0, 1.9, 1.0], machine_fit, DEFAULT_FIT, EPYC)
+    note = note_of([2.0, 1.9, 1.0], machine_fit, DEFAULT_FIT, EPYC)
     assert "took 1.9 to 2 times what the fit says" in note
     assert "the one that ships, measured on AMD EPYC" in note
     assert "perhaps another of that name" in note
@@ -88,15 +95,15 @@ def test_the_fit_that_ships_may_be_of_another_processor_of_the_same_name(machine
 
 def test_ranks_on_a_cpu_are_not_the_threads_of_its_fit(machine_fit):
     ranks = dataclasses.replace(EPYC, device="cpu-ranks")
-    note = step_pace_note([2.0], machine_fit, DEFAULT_FIT, ranks)
+    note = note_of([2.0], machine_fit, DEFAULT_FIT, ranks)
     assert "AMD EPYC, with a process for each worker where the fit is of threads. Measure" in note
     assert "codesign profile --device cpu-ranks --out profile" in note
     of_ranks = dataclasses.replace(machine_fit, device="cpu-ranks")
-    assert "or busy" in step_pace_note([2.0], of_ranks, DEFAULT_FIT, ranks)
+    assert "or busy" in note_of([2.0], of_ranks, DEFAULT_FIT, ranks)
 
 
 def test_a_fit_of_an_h200_is_named_where_an_h100_ran_with_the_models_to_profile(machine_fit):
-    note = step_pace_note([1.5], machine_fit, H200_FIT, H100)
+    note = note_of([1.5], machine_fit, H200_FIT, H100)
     assert "measured on NVIDIA H200; the run was on NVIDIA H100 80GB HBM3." in note
     command = "codesign profile --target ./70b --draft './1 b' --device cuda --out profile"
     assert note.endswith(f"{command} && codesign fit profile --out fit.json")
@@ -108,24 +115,40 @@ def test_a_fit_of_an_h200_is_named_where_an_h100_ran_with_the_models_to_profile(
 def test_the_fit_to_make_samples_as_the_plans_did_and_replaces_its_device(machine_fit):
     """A plan has temperature, top-k and top-p from its fit alone."""
     warm = dataclasses.replace(machine_fit, temperature=0.7, top_k=40, top_p=0.9)
-    note = step_pace_note([2.0], warm, DEFAULT_FIT, EPYC)
+    note = note_of([2.0], warm, DEFAULT_FIT, EPYC)
     assert "codesign profile --temperature 0.7 --top-k 40 --top-p 0.9 --out profile" in note
     sheet = dataclasses.replace(machine_fit, origin="roofline")
-    assert "--fit fit.json in place of --device: codesign profile" in step_pace_note(
+    assert "--fit fit.json in place of --device: codesign profile" in note_of(
         [2.0], sheet, H200_FIT, H100
     )
 
 
 def test_extrapolated_steps_are_said_to_be(machine_fit):
     beyond = dataclasses.replace(machine_fit, origin="extrapolated")
-    note = step_pace_note([1.5], beyond, H200_FIT, H100)
+    note = note_of([1.5], beyond, H200_FIT, H100)
     assert "measured on NVIDIA H200, or extrapolated from there; the run was on NVIDIA" in note
+
+
+@pytest.mark.parametrize(
+    ("machine", "doubt"), [("NVIDIA H200", ", perhaps another of that name, or busy"), ("H100", "")]
+)
+def test_steps_that_nobody_measured_may_be_extrapolated_wrongly(machine, doubt):
+    fit = device_fit("h200", 8, "qwen2-72b:int4", "qwen2-1.5b:int4")
+    served = Served("./72b", "./1.5b", "cuda", machine)
+    known = fit, H200_FIT, served
+    extrapolated = "; steps on 8 GPUs were extrapolated, not measured, and may be off for that."
+    assert f"run was on {machine}{doubt}{extrapolated} Measure" in note_of([1.5], *known, split="8")
+    assert "steps on 7 GPUs were" in note_of([1.5], *known, split="7+1")
+    for split in ("4+4", "4/p4", "4+3"):  # of the target, whose steps these are
+        assert "not measured" not in note_of([1.5], *known, split=split)
+    on_time, off = (parse_deployment("8"), 1.0), (parse_deployment("2x4"), 1.5)
+    assert "not measured" not in step_pace_note([on_time, off], *known)
 
 
 def test_data_sheets_are_of_no_machine(machine_fit):
     sheet = dataclasses.replace(machine_fit, origin="roofline")
     assert other_machine_note(sheet, H200_FIT, H100) == ""
-    assert "which is from data sheets; the run was on NVIDIA H100" in step_pace_note(
+    assert "which is from data sheets; the run was on NVIDIA H100" in note_of(
         [0.7], sheet, H200_FIT, H100
     )
 
