@@ -94,8 +94,8 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
 
 def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     from codesign.artifacts import sha256
-    from codesign.fit import EXTRAPOLATED, ROOFLINE
-    from codesign.fit.extrapolated import extent
+    from codesign.fit import EXTRAPOLATED
+    from codesign.fit.extrapolated import origin_text
     from codesign.fit.what_if import beyond_measured, device_fit, kept_fit
 
     missing = [name for name in _PAIR if getattr(args, name) is None]
@@ -107,13 +107,8 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
             "--target llama-3.1-70b:int4 --draft llama-3.2-1b:int4"
         )
     fit = device_fit(args.device, args.gpus, args.target, args.draft, acceptance=args.acceptance)
-    machine = f"{args.gpus} x {args.device}"
-    source = f"fitted to measurements on {machine}"
-    if fit.origin == ROOFLINE:
-        source = f"roofline of {machine} (data sheets, not measured)"
-    elif fit.origin == EXTRAPOLATED:
-        source = f"{machine}, {extent(fit)}"
-    say(f"fit: {source}; acceptance {fit.acceptance_origin}")
+    times = origin_text(fit, fit.origin)
+    say(f"fit: {args.gpus} x {args.device}, {times}; acceptance {fit.acceptance_origin}")
     if measured := beyond_measured(fit):
         say(f"note: {measured}")
     dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"

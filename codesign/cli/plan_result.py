@@ -172,6 +172,8 @@ def _term_text(term: str) -> str:
 
 
 def _origin(plan: Plan, fit: Fit) -> str:
+    from codesign.fit.extrapolated import origin_text
+
     label = plan.chosen.candidate.deployment.unit.label
     errors = [
         f"{op} {fit.errors[name]:.1%}"
@@ -179,15 +181,8 @@ def _origin(plan: Plan, fit: Fit) -> str:
         if (name := f"{label}/{op}") in fit.errors
     ]
     shown = f" (held-out error: {', '.join(errors)})" if errors else ""
-    times = f"step times {_words(plan.chosen.origin, fit)}{shown}"
+    times = f"step times {origin_text(fit, plan.chosen.origin)}{shown}"
     return f"{times}, acceptance {fit.acceptance_origin}, predictions simulated"
-
-
-def _words(origin: str, fit: Fit) -> str:
-    from codesign.fit import EXTRAPOLATED
-    from codesign.fit.extrapolated import extent
-
-    return extent(fit) if origin == EXTRAPOLATED else origin
 
 
 def describe(candidate: Candidate) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from codesign.candidate import SIGMAS
 from codesign.config import parse_deployment
 from codesign.errors import counted
-from codesign.fit import DRAFTS, EXTRAPOLATED, MEDIAN_ERROR, Fit, gpus_of
+from codesign.fit import DRAFTS, EXTRAPOLATED, MEDIAN_ERROR, ROOFLINE, Fit, gpus_of
 from codesign.fit.least_squares import Floats
 from codesign.fit.measured_pair import as_measured, with_long_prompts
 from codesign.fit.priced_model import PricedModel
@@ -184,6 +184,15 @@ def extent(fit: Fit) -> str:
     """What an extrapolated fit rests on, in words."""
     most = counted(most_measured(fit), "GPU")
     return f"measured on up to {most}, other groups extrapolated by data sheets"
+
+
+def origin_text(fit: Fit, origin: str) -> str:
+    """Where step times come from, in words: those of a fit, or of a deployment (``origin_of``)."""
+    if origin == EXTRAPOLATED:
+        return extent(fit)
+    if origin == ROOFLINE:
+        return "roofline (data sheets, not measured)"
+    return "fitted to measurements"
 
 
 def _cost(

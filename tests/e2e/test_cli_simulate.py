@@ -143,7 +143,7 @@ def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
     split = ["--deployment", "6+2", "--policy", "async-tree-8x4x4"]
     result = cli("simulate", *arguments, *what_if, *split)
     assert result.returncode == 0, result.stderr
-    assert "roofline of 8 x h100 (data sheets, not measured)" in result.stderr
+    assert "8 x h100, roofline (data sheets, not measured)" in result.stderr
     assert "vocabular" not in result.stderr
     printed = json.loads(result.stdout)
     assert printed["data"] == "roofline"

@@ -7,11 +7,13 @@ import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.group_sizes import table
+from codesign.cli import plan_result
 from codesign.cli.fit_argument import fit_from_args
 from codesign.config import parse_deployment
 from codesign.fit import EXTRAPOLATED, Fit
@@ -189,6 +191,28 @@ def test_what_a_plan_is_made_from_is_said(capsys):
     said = capsys.readouterr().err
     assert "8 x h200, measured on up to 4 GPUs, other groups extrapolated by data sheets;" in said
     assert "other engines" not in said
+
+
+@pytest.mark.parametrize(
+    ("gpus", "pair", "words"),
+    [
+        (2, PAIRS[0], "fitted to measurements"),
+        (8, PAIRS[0], "measured on up to 4 GPUs, other groups extrapolated by data sheets"),
+        (8, ("llama-2-70b", "llama-2-7b"), "roofline (data sheets, not measured)"),
+    ],
+)
+def test_all_commands_have_the_same_words_for_where_times_come_from(gpus, pair, words, capsys):
+    names = dict(zip(("target", "draft"), pair, strict=True))
+    asked = argparse.Namespace(fit=None, device="h200", gpus=gpus, acceptance=None, **names)
+    fit, _ = fit_from_args(asked)
+    assert capsys.readouterr().err.startswith(f"fit: {gpus} x h200, {words}; acceptance ")
+    split = parse_deployment(str(gpus))
+    chosen = SimpleNamespace(
+        origin=fit.origin_of(split), candidate=SimpleNamespace(deployment=split)
+    )
+    assert plan_result._origin(SimpleNamespace(chosen=chosen), fit).startswith(
+        f"step times {words}"
+    )
 
 
 def test_the_planners_page_has_the_errors_of_every_way():
