@@ -138,6 +138,7 @@ def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
 def _predict(args: argparse.Namespace) -> None:
     from pathlib import Path
 
+    from codesign.fit.extrapolated import across_hosts
     from codesign.metrics import summarise
     from codesign.planner.defaults import expecting
     from codesign.planner.predict import prompt_note
@@ -154,8 +155,9 @@ def _predict(args: argparse.Namespace) -> None:
     serving = expecting(serving, trace.requests)
     if args.out is not None:
         make_folder(Path(args.out))
-    if note := prompt_note(fit, trace.requests):
-        say(f"fit: {note}")
+    for note in (prompt_note(fit, trace.requests), across_hosts(fit, candidate.deployment)):
+        if note:
+            say(f"fit: {note}")
     if note := too_long_note(fit.target, trace.requests):
         say(f"trace {trace.name}: {note}")
     with progress(args) as report:

@@ -6,7 +6,8 @@ of GPUs: fixed seconds, what one GPU reads and computes by its data sheet, and s
 in an all-reduce. Its three coefficients are the engine's own, fitted to the sizes measured: for
 each model, and for prompts apart. Groups among which heads cannot be shared evenly take longer than
 the line says, by as much as those measured do. What else a round takes is that of the nearest
-deployment. docs/planner.md has the errors of this and of other ways.
+deployment. docs/planner.md has the errors of this and of other ways. No line knows that a group
+may cross hosts (``across_hosts``).
 
 Letters in shapes: S sizes of groups, P coefficients. Must not import torch.
 """
@@ -21,7 +22,7 @@ from itertools import combinations
 import numpy as np
 
 from codesign.candidate import SIGMAS
-from codesign.config import parse_deployment
+from codesign.config import Deployment, parse_deployment
 from codesign.errors import counted
 from codesign.fit import DRAFTS, EXTRAPOLATED, MEDIAN_ERROR, ROOFLINE, Fit, gpus_of
 from codesign.fit.least_squares import Floats
@@ -41,6 +42,7 @@ BARE = Software(  # what is shared out, and nothing else
     layer=0.0, all_reduce={"nvlink": 0.0, "pcie": 0.0}, peer=0.0
 )
 AT_MEDIAN = MEDIAN_ERROR / SIGMAS  # of errors, over half of the interval that holds 90 % of them
+HOST_GPUS = 8  # whose links are as fast as those of the groups measured
 _WITH_PEERS = 3  # sizes from which on a peer's seconds can be told from fixed ones
 
 
@@ -193,6 +195,17 @@ def origin_text(fit: Fit, origin: str) -> str:
     if origin == ROOFLINE:
         return "roofline (data sheets, not measured)"
     return "fitted to measurements"
+
+
+def across_hosts(fit: Fit, deployment: Deployment) -> str:
+    """One line if extrapolated groups do not fit into one host, of which no line knows; else ""."""
+    sizes = deployment.target_workers, deployment.draft_workers, deployment.prefill_workers
+    if fit.origin_of(deployment) != EXTRAPOLATED or max(sizes) <= HOST_GPUS:
+        return ""
+    return (
+        f"a group of {max(sizes)} GPUs crosses hosts of {HOST_GPUS}; its steps are extrapolated "
+        "from groups within one host, whose links are faster, so they may take longer"
+    )
 
 
 def _cost(

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.errors import InfeasibleError
+from codesign.fit.extrapolated import across_hosts
 from codesign.fit.profile_command import profile_command
 from codesign.plan import Doubt
 from codesign.planner.economics import weigh_speculation
@@ -168,6 +169,7 @@ def _answer(
     ranked = tuple(entry.scored for entry in ordered)
     beyond = (
         extrapolation_note(best.candidate, best.outcomes, question.fit),
+        across_hosts(question.fit, best.candidate.deployment),
         prompt_note(question.fit, question.requests),
         scheduling_note(best.candidate, question),
     )

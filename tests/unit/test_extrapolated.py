@@ -10,12 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks.group_sizes import table
 from codesign.cli import plan_result
 from codesign.cli.fit_argument import fit_from_args
-from codesign.config import parse_deployment
+from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import EXTRAPOLATED, Fit
 from codesign.fit.devices import load_device
 from codesign.fit.extrapolated import (
@@ -25,6 +26,7 @@ from codesign.fit.extrapolated import (
     STEPS,
     SizeLine,
     _non_negative,
+    across_hosts,
     extent,
     extrapolated_fit,
 )
@@ -32,6 +34,7 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward
 from codesign.fit.shipped import shipped_pair
 from codesign.fit.what_if import beyond_measured, device_fit, what_if_fit
+from codesign.planner import Question, search
 from codesign.planner.search_space import search_space
 from codesign.policy.cost import StepTime
 
@@ -163,6 +166,26 @@ def test_a_note_says_what_was_measured_and_how_sure_the_rest_is():
     assert note.endswith("--gpus 4")
     assert beyond_measured(device_fit("h200", 4, *PAIRS[0])) == ""
     assert beyond_measured(device_fit("h200", 8, "llama-2-70b", "llama-2-7b")) == ""
+
+
+def test_a_plan_whose_groups_cross_hosts_says_so():
+    fit = device_fit("h200", 16, *PAIRS[0])
+    for label in ("12", "10+4", "4+9", "2/p10"):
+        assert "GPUs crosses hosts of 8" in across_hosts(fit, parse_deployment(label))
+    for label in ("8", "2x8", "8+8", "4x4", "8/p8"):
+        assert across_hosts(fit, parse_deployment(label)) == ""
+    assert across_hosts(what_if_fit("h200", 16, *PAIRS[0]), parse_deployment("16")) == ""
+    requests = pd.DataFrame({"arrival": [0.0], "prompt_tokens": 50, "output_tokens": 9})
+    for label, said in (("16", True), ("2x8", False)):
+        unit = parse_deployment(label).unit.label
+        alone = replace(fit, costs={unit: fit.costs[unit]})
+        question = Question(
+            requests=requests, fit=alone, slo=SLO(), serving=Serving(), workers=16, max_batch=1,
+            policies=("plain",),
+        )  # fmt: skip
+        answer = search(question)
+        assert answer.chosen.candidate.deployment.label == label
+        assert any("a group of 16 GPUs crosses hosts" in n for n in answer.notes) == said
 
 
 def test_origins_are_of_the_deployment_and_survive_a_file(tmp_path):
