@@ -28,7 +28,8 @@ from codesign.export.nearest import Nearest, find_nearest
 from codesign.export.prediction import Forecast, better_candidate, forecast, runs_as_is
 from codesign.export.problem import Problem
 from codesign.export.setup import Configuration, Engine, Loss, Method
-from codesign.fit import ROOFLINE
+from codesign.fit import EXTRAPOLATED, ROOFLINE
+from codesign.fit.extrapolated import origin_text
 from codesign.fit.shipped import is_of_gpus
 from codesign.models import NGRAM
 
@@ -135,7 +136,7 @@ def export_plan(
         found,
         better,
         (*nearest.losses, *configuration.losses),
-        tuple(filter(None, (*notes, *configuration.notes, *_plan_notes(plan, nearest)))),
+        tuple(filter(None, (*notes, *configuration.notes, *_plan_notes(problem, nearest)))),
     )
 
 
@@ -241,16 +242,19 @@ def _is_cpu(plan: Plan, fit: Fit) -> bool:
     return fit.origin != ROOFLINE and not is_of_gpus(read_json(plan.fit.path, kind="fit"))
 
 
-def _plan_notes(plan: Plan, nearest: Nearest) -> list[str]:
-    setup = nearest.setup
+def _plan_notes(problem: Problem, nearest: Nearest) -> list[str]:
+    setup, fit = nearest.setup, problem.fit
     notes = [
         f"sized for requests of up to {setup.longest_request:,} tokens, the longest of the plan's "
         "trace; longer ones are refused"
     ]
     if setup.method != "plain":
-        sampling = plan.sampling
+        sampling = problem.plan.sampling
         how = (
             "greedily" if sampling.temperature == 0 else f"at temperature {sampling.temperature:g}"
         )
         notes.append(f"the acceptance is of requests that sample {how}; ask for the same")
+    both = (problem.candidate, nearest.candidate)
+    if any(each and fit.origin_of(each.deployment) == EXTRAPOLATED for each in both):
+        notes.append(f"the step times of what is predicted were {origin_text(fit, EXTRAPOLATED)}")
     return notes

@@ -76,18 +76,21 @@ def one_length(problem: Problem, wish: Wish, lengths: Lengths | None) -> int:
     return min(expected, wish.longest)
 
 
+def keeps_slo(spec: SpeculationSpec) -> bool:
+    """Whether no round of a policy's schedule may take longer than the TPOT target."""
+    return spec.kind == "specserve" and spec.slo_aware
+
+
 def schedule_of(problem: Problem, wish: Wish, lengths: Lengths | None) -> tuple[BatchRange, ...]:
     """The length of most goodput at each batch size, never longer at a larger one."""
     if not wish.by_batch or lengths is None or problem.method not in problem.engine.schedules:
         return ()
-    spec, replicas = problem.candidate.speculation, problem.candidate.deployment.replicas
-    keeps_slo = spec.kind == "specserve" and spec.slo_aware
+    replicas = problem.candidate.deployment.replicas
+    slo_tpot = problem.plan.slo.tpot if keeps_slo(problem.candidate.speculation) else None
     found: list[BatchRange] = []
     shortest = wish.longest
     for batch in range(1, problem.candidate.max_batch + 1):
-        length = lengths.best(
-            float(batch * replicas), slo_tpot=problem.plan.slo.tpot if keeps_slo else None
-        )
+        length = lengths.best(float(batch * replicas), slo_tpot=slo_tpot)
         if wish.max_rows is not None:
             length = min(length, max(wish.max_rows // batch - 1, 0))
         shortest = min(shortest, length)

@@ -10,13 +10,14 @@ from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.errors import counted
 from codesign.export.groups import decoding_group, prefill_group
-from codesign.export.lengths import Lengths, chain_of, one_length, schedule_of
+from codesign.export.lengths import Lengths, chain_of, keeps_slo, one_length, schedule_of
 from codesign.export.models import check_positions
 from codesign.export.problem import Problem
 from codesign.export.setup import BatchRange, Loss, Setup
 from codesign.export.wishes import wish_of
 from codesign.planner.search_space import longest_request
 from codesign.policy.speculation import SpeculationSpec
+from codesign.records import has_own_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def find_nearest(problem: Problem) -> Nearest:
         losses.append(
             Loss("requests join the batch so that targets are kept", "first come, first served")
         )
+    if has_own_targets(problem.requests):
+        losses.append(_own_targets_loss(problem, schedule))
     prefill = prefill_group(problem, size, losses)
     draft_positions = None
     if problem.draft is not None and depth and problem.method == "draft":
@@ -111,6 +114,15 @@ def _split_losses(problem: Problem) -> list[Loss]:
             )
         )
     return losses
+
+
+def _own_targets_loss(problem: Problem, schedule: tuple[BatchRange, ...]) -> Loss:
+    """Engines are told of no target; a schedule is made with the one that all have in common."""
+    instead = "the engine is told of no target"
+    has_common = problem.plan.slo.tpot is not None
+    if schedule and has_common and keeps_slo(problem.candidate.speculation):
+        instead = "lengths by batch size that keep to the common target"
+    return Loss("requests have TPOT targets of their own (slo_tpot)", instead)
 
 
 def _serving(problem: Problem) -> Serving:

@@ -11,7 +11,7 @@ import pytest
 
 import codesign
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import to_json
+from codesign.artifacts import header, to_json, write_table
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InputError
@@ -25,7 +25,7 @@ from codesign.export.wishes import wish_of
 from codesign.file_ref import FileRef
 from codesign.fit import Fit
 from codesign.fit.priced_model import parse_model
-from codesign.fit.what_if import what_if_fit
+from codesign.fit.what_if import device_fit, what_if_fit
 from codesign.planner.predict import simulate_outcome
 from codesign.planner.screen import screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
@@ -310,6 +310,39 @@ def test_no_engine_lets_requests_join_by_their_targets(make, fit, monkeypatch):
     plan = make(scored("chain-3"), slo=slo)
     plain = export_plan(plan, fit, ENGINES["vllm"])
     assert not any("targets" in loss.what for loss in plain.losses)
+
+
+@pytest.mark.parametrize(
+    ("policy", "instead"),
+    [
+        ("chain-3", "the engine is told of no target"),
+        ("specserve-5", "lengths by batch size that keep to the common target"),
+    ],
+)
+def test_no_engine_is_told_what_requests_ask_for_themselves(make, fit, tmp_path, policy, instead):
+    plan = make(scored(policy), slo=SLO(tpot=0.05))
+    what = "requests have TPOT targets of their own (slo_tpot)"
+    assert what not in [loss.what for loss in export_plan(plan, fit, ENGINES["vllm"]).losses]
+    own = plan.requests().assign(slo_tpot=[0.02, np.nan, np.nan, 0.1])
+    write_table(tmp_path / "own.parquet", own, header("trace", seed=None))
+    plan = dataclasses.replace(plan, trace=FileRef.of(tmp_path / "own.parquet"))
+    found = export_plan(plan, fit, ENGINES["vllm"])
+    assert (what, instead) in [(loss.what, loss.instead) for loss in found.losses]
+    found = export_plan(plan, fit, ENGINES["sglang"])  # which has no lengths by batch size
+    assert (what, "the engine is told of no target") in [(x.what, x.instead) for x in found.losses]
+
+
+def test_predictions_by_extrapolated_steps_are_said_to_be(make):
+    fit = device_fit("h200", 8, "llama-3-70b:int4", "llama-3.2-1b:int4")
+    words = "measured on up to 4 GPUs, other groups extrapolated by data sheets"
+    for split, policy, said in (
+        ("8", "chain-3", True), ("2x4", "chain-3", False), ("6+2", "async-tree-8x4x2", True),
+    ):  # fmt: skip
+        found = export_plan(
+            make(scored(policy, split), target=fit.target, draft=fit.draft), fit, ENGINES["vllm"],
+            checkpoints=Checkpoints("me/target", "me/draft"),
+        )  # fmt: skip
+        assert any(note.endswith(words) for note in found.notes) == said
 
 
 @pytest.mark.parametrize("engine", ENGINES)
