@@ -21,7 +21,7 @@ import sys
 from typing import Any, NoReturn
 
 from codesign import __version__
-from codesign.cli.output import say
+from codesign.cli.output import emit_error, say
 from codesign.errors import CodesignError, InputError, UsageError
 
 VERBS = (
@@ -102,29 +102,39 @@ def build_parser(verb: str | None = None) -> Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code; only ``--help`` and ``--version`` exit."""
     words = sys.argv[1:] if argv is None else argv
-    verb = next((word for word in words if not word.startswith("-")), None)
-    name = "codesign" if verb is None else f"codesign {verb}"
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be in any script
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        args = build_parser(verb).parse_args(words or ["--help"])
-        code = args.func(args)
-        sys.stdout.flush()
-    except CodesignError as err:
-        _traceback_if_asked(words)
-        say(f"{name}: {_one_line(err)}")
-        return err.exit_code
-    except KeyboardInterrupt as stop:
-        say(f"{name}: interrupted; {str(stop) or 'every file that was written is whole'}")
-        return 130
+        return _answer(words)
     except BrokenPipeError:
         # Python flushes stdout again when it exits: give it a pipe that cannot break.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _answer(words: list[str]) -> int:
+    verb = next((word for word in words if not word.startswith("-")), None)
+    args = argparse.Namespace()
+    try:
+        build_parser(verb).parse_args(words or ["--help"], args)
+        code = args.func(args)
+        sys.stdout.flush()
+        return code or 0
+    except CodesignError as err:
+        _traceback_if_asked(words)
+        message, code = _one_line(err), err.exit_code
+    except KeyboardInterrupt as stop:
+        message = f"interrupted; {str(stop) or 'every file that was written is whole'}"
+        code = 130
+    except BrokenPipeError:
+        raise
     except Exception as err:
         _traceback_if_asked(words)
-        return _unforeseen(name, err, words)
-    return code or 0
+        message, code = _unforeseen(err, words)
+    say(f"codesign: {message}" if verb is None else f"codesign {verb}: {message}")
+    if "--json" in words:
+        emit_error(args, message, code)
+    return code
 
 
 def _one_line(err: CodesignError) -> str:
@@ -132,18 +142,17 @@ def _one_line(err: CodesignError) -> str:
     return "\\n".join(str(err).splitlines())
 
 
-def _unforeseen(name: str, err: Exception, words: list[str]) -> int:
-    """Say what nobody caught: a file that the system refuses is the user's, the rest is ours."""
+def _unforeseen(err: Exception, words: list[str]) -> tuple[str, int]:
+    """What nobody caught, and its code: a file that the system refuses is the user's, not ours."""
     if isinstance(err, OSError) and err.errno in _REFUSALS:
         from codesign.artifacts import elsewhere
 
         place = err.filename or "a file"
-        say(f"{name}: cannot use {place}: {err.strerror}{elsewhere(place)}")
-        return InputError.exit_code
+        message = f"cannot use {place}: {err.strerror}{elsewhere(place)}"
+        return message, InputError.exit_code
     detail = " ".join(str(err).split())
     hint = "" if "--debug" in words else ". For the traceback add --debug"
-    say(f"{name}: bug in codesign: {type(err).__name__}: {detail}{hint}")
-    return 1
+    return f"bug in codesign: {type(err).__name__}: {detail}{hint}", 1
 
 
 def _traceback_if_asked(words: list[str]) -> None:

@@ -44,6 +44,23 @@ def emit(
         print(to_json(payload))
     else:
         print(text() if callable(text) else text)
+    args.has_emitted = True
+
+
+def emit_error(args: argparse.Namespace, message: str, exit_code: int) -> None:
+    """Print an error as the one JSON object, unless a result was printed before it.
+
+    Args:
+        args: As far as they could be parsed.
+        message: As on stderr, without the verb.
+        exit_code: Of the process.
+    """
+    import json
+
+    is_first = "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
+    if is_first and not getattr(args, "has_emitted", False):
+        error = {"message": message, "exit_code": exit_code}
+        print(json.dumps({"error": error}), flush=True)
 
 
 def say(message: str) -> None:

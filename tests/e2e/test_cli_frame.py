@@ -17,6 +17,7 @@ import pytest
 
 from codesign import cli as command_line
 from codesign import errors
+from codesign.cli import output
 
 ROOT = Path(__file__).parents[2]
 HELP_BUDGET = 0.3  # seconds of processor time; measured: 0.04
@@ -210,6 +211,45 @@ def test_each_error_has_its_exit_code_and_one_line(monkeypatch, capsys, error, c
     monkeypatch.setattr("codesign.cli.env.show_env", raising(error("x is 3. Fix: codesign fit")))
     assert command_line.main(["env"]) == code
     assert capsys.readouterr() == ("", "codesign env: x is 3. Fix: codesign fit\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "code"),
+    [
+        (errors.InputError("a is 3.\nFix: b"), "a is 3.\\nFix: b", 4),
+        (OSError(errno.ENOSPC, "No space left", "x"), "cannot use x: No space left", 4),
+        (KeyboardInterrupt("kept 3 of 9"), "interrupted; kept 3 of 9", 130),
+        (KeyError("two"), "bug in codesign: KeyError: 'two'. For the traceback add --debug", 1),
+    ],
+)
+def test_with_json_an_error_is_the_one_object_on_stdout(monkeypatch, capsys, error, message, code):
+    monkeypatch.setattr("codesign.cli.env.show_env", raising(error))
+    assert command_line.main(["env", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert err == f"codesign env: {message}\n"
+    assert json.loads(out) == {"error": {"message": message, "exit_code": code}}
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    for rank, number in (("0", 1), ("1", 0)):  # of the processes of torchrun one answers
+        monkeypatch.setenv("RANK", rank)
+        assert command_line.main(["env", "--json"]) == code
+        assert capsys.readouterr().out.count("\n") == number
+
+
+def test_with_json_flags_that_nobody_knows_are_an_object_too(capsys):
+    for words in (["env", "--jsn", "--json"], ["fly", "--json"], ["trace", "--json"]):
+        assert command_line.main(words) == 2
+        out, err = capsys.readouterr()
+        assert err == f"codesign {words[0]}: {json.loads(out)['error']['message']}\n"
+
+
+def test_an_error_after_the_result_adds_no_second_object(monkeypatch, capsys):
+    def shown(args):
+        output.emit(args, {"figure": 1}, "")
+        raise errors.ValidationError("outside")
+
+    monkeypatch.setattr("codesign.cli.env.show_env", shown)
+    assert command_line.main(["env", "--json"]) == 6
+    assert json.loads(capsys.readouterr().out) == {"figure": 1}
 
 
 def test_a_bug_is_one_line_and_its_traceback_needs_debug(monkeypatch, capsys):
