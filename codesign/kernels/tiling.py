@@ -124,13 +124,14 @@ def layout(
     part_tiles = owned * tiling.cluster + (most if sums_up else 0)
     slots = tiling.slots(num_row_tiles)
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
-    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 8 * owned + _BARRIERS
+    each, unequal = divmod(chunks, tiling.cluster)
+    each = 0 if unequal else each
+    per_warp = 2 if each == 1 else 3  # squares, units of a chunk or two
+    fixed += 32 * num_row_tiles * (per_warp * tiling.warps + tiling.cluster) + 8 * owned + _BARRIERS
     room = shared_room(tiling.blocks) - fixed
     stage = tiling.tiles * _piece_bytes(tiling.warps)
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
-    each, unequal = divmod(chunks, tiling.cluster)
-    each = 0 if unequal else each
     return Layout(clusters, unit, each, used, stages, part_tiles, fixed + stages * stage)
 
 
@@ -180,8 +181,8 @@ MEASURED = {
     (896, 32): (Tiling(8, 2, 4, paced=4), Tiling(8, 2, 4)),
     (256, 56): (Tiling(14, 1, 4, paced=3), Tiling(14, 1, 4)),
     # Llama 3B
-    (320, 24): (Tiling(6, 4, 4), Tiling(6, 2, 4)),
-    (192, 24): (Tiling(6, 2, 4), Tiling(6, 2, 4)),
+    (320, 24): (Tiling(6, 4, 4), Tiling(6, 1, 4, 2, 1)),
+    (192, 24): (Tiling(6, 2, 4, 2, 1), Tiling(6, 4, 4)),
     (1024, 24): (Tiling(12, 2, 2), Tiling(12, 1, 2)),
     (192, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     # over two; its down is cut as the 8B's qkv

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 STALE = -1
+UNITS = -1  # where a consumer stands before the first step of a chunk
 
 
 class ProtocolError(Exception):
@@ -31,6 +32,8 @@ class Model:
         slots: Of partial sums.
         reducers: Warps that take turns at the slots; as many as slots is one each.
         frees_early: A consumer frees a stage behind its load and not behind a use of it.
+        unit_sets: Chunks whose units there is room for; consumers leave them for reducers before
+            the first load of a chunk.
         norm: Behind the first step of the last chunk consumers give their squares; the last reducer
             adds them up before its part of that chunk, and the others need them behind theirs.
     """
@@ -41,7 +44,13 @@ class Model:
     slots: int = 2
     reducers: int = 2
     frees_early: bool = False
+    unit_sets: int = 2
     norm: bool = False
+
+    @property
+    def chunks(self) -> list[int]:
+        """The chunk of each step."""
+        return [chunk for chunk, count in enumerate(self.steps) for _ in range(count)]
 
     @property
     def last_chunk(self) -> int:
@@ -58,9 +67,10 @@ class Model:
         return State(
             filled=0,
             landed=0,
-            consumer=((0, 0),) * self.consumers,
+            consumer=((0, UNITS),) * self.consumers,
             loads=((STALE, STALE),) * self.consumers,
             ring=(STALE,) * self.stages,
+            units=((STALE,) * self.consumers,) * self.unit_sets,
             partial=((STALE,) * self.consumers,) * self.slots,
             full=(0,) * self.stages,
             empty=(0,) * self.stages,
@@ -95,7 +105,7 @@ class Model:
             )
 
     def consumer_moves(self, state: State, warp: int) -> Iterator[State]:
-        """0: load a stage; 1: free it early; 2: store the sum; 3: hand it over, free the stage."""
+        """-1: leave a chunk's units; 0: load a stage; 1: free it early; 2: store; 3: hand over."""
         step, at = state.consumer[warp]
         loading, pending = state.loads[warp]
         if pending != STALE:  # the value of a load arrives
@@ -106,7 +116,11 @@ class Model:
         stage, lap, slot = step % self.stages, step // self.stages, self.uses[step]
         after = replace(state, consumer=put(state.consumer, warp, (step, at + 1)))
         freed = put(state.empty, stage, state.empty[stage] + 1)
-        if at == 0 and passes(state.full[stage], 1, lap % 2):
+        chunk = self.chunks[step]
+        if at == UNITS:
+            units = put(state.units[chunk % self.unit_sets], warp, chunk)
+            yield replace(after, units=put(state.units, chunk % self.unit_sets, units))
+        elif at == 0 and passes(state.full[stage], 1, lap % 2):
             yield replace(after, loads=put(state.loads, warp, (STALE, stage)))
         elif at == 1:
             yield replace(after, empty=freed) if self.frees_early else after
@@ -118,7 +132,8 @@ class Model:
         elif at == 3:
             handed = put(state.partial_full, slot, state.partial_full[slot] + 1)
             empty = state.empty if self.frees_early else freed
-            place = put(state.consumer, warp, (step + 1, 0))
+            is_first = step + 1 == len(self.uses) or self.chunks[step + 1] != chunk
+            place = put(state.consumer, warp, (step + 1, UNITS if is_first else 0))
             squared = state.squared + (self.norm and step == self.last_chunk)
             yield replace(after, partial_full=handed, empty=empty, consumer=place, squared=squared)
 
@@ -142,6 +157,9 @@ class Model:
         if passes(state.partial_full[slot], self.consumers, self.uses[:step].count(slot) % 2):
             if any(value != step for value in state.partial[slot]):
                 raise ProtocolError(f"step {step} was added from {state.partial[slot]}")
+            units = state.units[self.chunks[step] % self.unit_sets]
+            if any(chunk != self.chunks[step] for chunk in units):
+                raise ProtocolError(f"step {step} was added in units of chunks {units}")
             yield replace(
                 state,
                 reducer=put(state.reducer, warp, done + 1),
@@ -176,6 +194,7 @@ class State:
     consumer: tuple[tuple[int, int], ...]
     loads: tuple[tuple[int, int], ...]  # value; stage of a load under way
     ring: tuple[int, ...]
+    units: tuple[tuple[int, ...], ...]
     partial: tuple[tuple[int, ...], ...]
     full: tuple[int, ...]
     empty: tuple[int, ...]
@@ -204,6 +223,7 @@ def put(values: tuple, index: int, value: object) -> tuple:
         Model((4, 2), stages=3),
         Model((5,), consumers=1, slots=3, reducers=3),
         Model((1, 1, 1)),
+        Model((2, 2, 2), consumers=1, slots=3, reducers=3),
         Model((3, 2), norm=True),
         Model((1,), norm=True),
         Model((4,), consumers=1, slots=3, reducers=3, norm=True),
@@ -218,6 +238,11 @@ def test_a_stage_freed_right_behind_its_loads_gives_the_next_records():
     """What gave a wrong tile in three launches out of four with one tile a step."""
     with pytest.raises(ProtocolError, match="step 0 was added from"):
         Model((3,), frees_early=True).explore()
+
+
+def test_one_set_of_units_is_overwritten_while_a_reducer_needs_it():
+    with pytest.raises(ProtocolError, match="in units of chunks"):
+        Model((2, 2), unit_sets=1).explore()
 
 
 def test_reducers_in_turn_at_a_slot_take_an_old_phase():

@@ -52,16 +52,16 @@ __device__ __forceinline__ FixedPoint fixed_point(const u32 (&x)[16]) {
 // Scales and zero points of rows g and g + 8 of a tile, as its record ends: 12 bits of a float16 and 4 each. A word's bytes
 // are the codes of row g and 16 times those of row g + 8; so are its zero and the inverse of its scale.
 struct Scales {
-  float s0, s1, z0, z1;
+  float s0, s1;
+  int z0, z1;
 };
 __device__ __forceinline__ Scales scales_of(u32 ends) {
   Scales r;
   split_half(ends >> 1 & 0x7ff87ff8u, r.s0, r.s1);
-  split_half(fma_half((ends & 0x000f000fu) | 0x64006400u, 0x4c003c00u, 0xf400e400u), r.z0, r.z1);  // 1024 + zero, less 1024
   r.s1 *= 0.0625f;
+  r.z0 = ends & 0x0f, r.z1 = ends >> 12 & 0xf0;
   return r;
 }
-// What `c`, a row of a tile times a row of x, is worth; rounded by itself, not with what it is added to.
-__device__ __forceinline__ float worth(int c, float unit, float sum, float scale, float zero) {
-  return __fmul_rn(scale, fmaf(-zero, sum, (float)c * unit));
-}
+// What `c`, codes of a tile's row times a row of x, is worth in units of that row; `less`: minus the sum of x. All of it is
+// a whole number below 2^31 until it is scaled.
+__device__ __forceinline__ float worth(int c, int less, float scale, int zero) { return __fmul_rn(scale, (float)(c + zero * less)); }

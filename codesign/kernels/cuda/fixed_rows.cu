@@ -50,7 +50,7 @@ fixed_rows(const u16* x, const u16* norm, u8* blocks, float* factors, int column
       sum = sum_of_four(sum);
       if (is_real && t == 0) {
         float* const ends = to.ends(group) + row % ROWS / 2 * 4 + row % 2;
-        ends[0] = unit, ends[2] = (float)sum * unit;
+        ends[0] = unit, ends[2] = __int_as_float(-sum);
       }
     }
     square = sum_of_four(square);

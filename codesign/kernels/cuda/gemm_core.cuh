@@ -107,7 +107,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
     if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
     if (!EARLY) fetch_rows(a, place_of(a, group, lane), lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
-    take_rows(a, raw, scale, lane, w);
+    take_rows(a, raw, scale, lane, w, units_of(p, c) + warp * 8 * NT);
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
     const bool has_squares = c == p.chunks - 1 && a.norm;
     int place = 0;
@@ -149,6 +149,27 @@ __device__ __forceinline__ void finish_tile(Epilogue& epilogue, Tile& tile, cons
   epilogue.finish(tile, ready);
 }
 
+// Sums over the consumers, each times the unit of its row.
+__device__ __forceinline__ void add_partial(const float4* from, const float2* units, float (&sums)[TILES][NT][4]) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      const float2 unit = units[(w * NT + n) * 4];
+#pragma unroll
+      for (int i = 0; i < TILES; i++) {
+        const float4 v = from[((i * NT + n) * WARPS + w) * 32];
+        float(&sum)[4] = sums[i][n];
+        if (w == 0) {
+          sum[0] = v.x * unit.x, sum[1] = v.y * unit.y, sum[2] = v.z * unit.x, sum[3] = v.w * unit.y;
+        } else {
+          sum[0] = fmaf(v.x, unit.x, sum[0]), sum[1] = fmaf(v.y, unit.y, sum[1]);
+          sum[2] = fmaf(v.z, unit.x, sum[2]), sum[3] = fmaf(v.w, unit.y, sum[3]);
+        }
+      }
+    }
+}
+
 // Reducer `place` adds the tiles of steps place, place + SLOTS, ... of every chunk.
 template <class Epilogue>
 __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& epilogue, int place, int lane) {
@@ -173,18 +194,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
       }
       random_delay();
       barrier_wait(p.partial_full + 8 * place, phase);
-#pragma unroll
-      for (int i = 0; i < TILES; i++)
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-          float4 sum = from[(i * NT + n) * WARPS * 32];
-#pragma unroll
-          for (int w = 1; w < WARPS; w++) {
-            const float4 v = from[((i * NT + n) * WARPS + w) * 32];
-            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-          }
-          sums[i][n][0] = sum.x, sums[i][n][1] = sum.y, sums[i][n][2] = sum.z, sums[i][n][3] = sum.w;
-        }
+      add_partial(from, (const float2*)units_of(p, c) + (lane & 3), sums);
       random_delay();
       __syncwarp();
       if (lane == 0) barrier_arrive(p.partial_empty + 8 * place);

@@ -46,6 +46,7 @@ struct Gemm {
 };
 
 #define STAGE (TILES * PIECE)
+#define UNIT_SETS (CHUNKS == 1 ? 1 : 2)  // of units: consumers begin a chunk while reducers are at the one before
 #define MOST_STAGES 16
 #define TO_EMPTY (8 * MOST_STAGES)  // from a stage's barrier `full` to its `empty`
 #define BARRIERS 384             // bytes in front of the ring
@@ -64,6 +65,7 @@ struct Plan {
   int owned;                               // tiles that this block finishes: rank, rank + size, ...
   float4 *partial, *part;                  // (SLOTS, TILES, NT, WARPS, 32); (part_tiles, NT, 32)
   float *squares, *total;                  // (WARPS, 8 NT); (size, 8 NT) of the cluster's blocks
+  float* units;                            // (UNIT_SETS, WARPS, 8 NT): of x in fixed point
   u32 ring, full, empty, partial_full, partial_empty, norm_ready, squared, arrived;
 };
 
@@ -85,12 +87,15 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.partial = (float4*)(memory + BARRIERS + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
   p.squares = (float*)(p.part + a.part_tiles * NT * 32);
-  p.total = p.squares + WARPS * 8 * NT;
+  p.units = p.squares + WARPS * 8 * NT;
+  p.total = p.units + UNIT_SETS * WARPS * 8 * NT;
   p.arrived = shared_address(p.total + p.size * 8 * NT);
   return p;
 }
 // First feature of the `place`-th tile that this block finishes.
 __device__ __forceinline__ int tile_row(const Plan& p, int place) { return (p.first_tile + place * p.size + p.rank) * 16; }
+// Units of a chunk.
+__device__ __forceinline__ float* units_of(const Plan& p, int chunk) { return p.units + (chunk & UNIT_SETS - 1) * WARPS * 8 * NT; }
 // What block `from` has sent of the `place`-th owned tile; and this block's own sums over chunks.
 __device__ __forceinline__ float4* received(const Plan& p, int place, int from) {
   return p.part + (place * p.size + from) * NT * 32;

@@ -7,8 +7,7 @@
 struct Consumer {
   // x of this warp's group as B fragments, in fixed point: high bytes with the sign, and low bytes.
   u32 high[NT][8], low[NT][8];
-  float unit[NT][2];  // what a one of that is worth, for this lane's two rows
-  float sums[NT][2];  // sum of x over the group
+  int less[NT][2];    // minus the sum of x over the group, for this lane's two rows
   float squares[NT];  // of row lane / 4, this lane's columns
 };
 
@@ -43,9 +42,10 @@ __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, u
   }
 }
 
-// A row of a group in fixed point, and the sum of it.
-__device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Consumer& w) {
+// A row of a group in fixed point, and the sum of it; what a one is worth to `units`, for the reducers.
+__device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Consumer& w, float* units) {
   const auto [scale, unit] = fixed_point(x);
+  if ((lane & 3) == 0) units[8 * n + (lane >> 2)] = unit;
 #pragma unroll
   for (int s = 0; s < 8; s++) to_fixed(x[2 * s], x[2 * s + 1], scale, w.high[n][s], w.low[n][s]);
   int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
@@ -55,14 +55,11 @@ __device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Co
     mma_bytes<false>(d, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, w.low[n][s], w.low[n][s + 1]);
   }
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    w.unit[n][i] = __shfl_sync(~0u, unit, 8 * (lane & 3) + 4 * i);
-    w.sums[n][i] = (float)((c[i] << 8) + d[i]) * w.unit[n][i];
-  }
+  for (int i = 0; i < 2; i++) w.less[n][i] = -((c[i] << 8) + d[i]);
 }
 
 // Make them B fragments, times the norm's weight.
-__device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][4], const uint4 (&scale)[4], int lane, Consumer& w) {
+__device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][4], const uint4 (&scale)[4], int lane, Consumer& w, float* units) {
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     u32 x[16];
@@ -79,7 +76,7 @@ __device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][
         }
       }
     }
-    fix_rows(x, n, lane, w);
+    fix_rows(x, n, lane, w, units);
   }
 }
 
@@ -99,7 +96,7 @@ __device__ __forceinline__ void load_records(u32 codes, u32 ends, Records& r) {
   }
 }
 
-// acc[i] = record i times x.
+// acc[i] = record i times x, in units of x's rows.
 __device__ __forceinline__ void multiply_records(const Records& r, const Consumer& w, float (&acc)[TILES][NT][4]) {
   // A word's bytes are the codes of row g and 16 times those of row g + 8.
   int high[TILES][NT][4], low[TILES][NT][4];
@@ -126,8 +123,8 @@ __device__ __forceinline__ void multiply_records(const Records& r, const Consume
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int c0 = (high[i][n][j] << 8) + low[i][n][j], c1 = (high[i][n][2 + j] << 8) + low[i][n][2 + j];
-        acc[i][n][j] = worth(c0, w.unit[n][j], w.sums[n][j], k.s0, k.z0);
-        acc[i][n][2 + j] = worth(c1, w.unit[n][j], w.sums[n][j], k.s1, k.z1);
+        acc[i][n][j] = worth(c0, w.less[n][j], k.s0, k.z0);
+        acc[i][n][2 + j] = worth(c1, w.less[n][j], k.s1, k.z1);
       }
   }
 }

@@ -132,11 +132,13 @@ __device__ __forceinline__ void add_products(const Products& c, u32 ends_of_weig
 #pragma unroll
   for (int j = 0; j < ROWS / 8; j++) {
     const uint4 raw = load_shared4(ends + (4 * j + (lane & 3)) * 16);
-    const float unit[2] = {__uint_as_float(raw.x), __uint_as_float(raw.y)}, sum[2] = {__uint_as_float(raw.z), __uint_as_float(raw.w)};
+    const float unit[2] = {__uint_as_float(raw.x), __uint_as_float(raw.y)};
+    const int less[2] = {(int)raw.z, (int)raw.w};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      sums[4 * j + i] += worth(c[4 * j + i], unit[i], sum[i], k.s0, k.z0);
-      sums[4 * j + 2 + i] += worth(c[4 * j + 2 + i], unit[i], sum[i], k.s1, k.z1);
+      float &first = sums[4 * j + i], &second = sums[4 * j + 2 + i];
+      first = fmaf(worth(c[4 * j + i], less[i], k.s0, k.z0), unit[i], first);
+      second = fmaf(worth(c[4 * j + 2 + i], less[i], k.s1, k.z1), unit[i], second);
     }
   }
 }

@@ -2,7 +2,7 @@
 //
 // Of a group of 128 columns: the high bytes of its rows, then the low ones, each as wgmma reads a K-major operand with
 // a swizzle of 128 bytes: eight rows of 128 bytes in a square, whose sixteen bytes are exchanged by the row. Then of
-// each two rows their units and their sums.
+// each two rows their units and, as integers, minus their sums.
 #include "fixed_point.cuh"
 
 #define TILE_ROWS_BYTES (ROWS * GROUP)
