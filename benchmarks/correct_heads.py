@@ -104,12 +104,12 @@ def correct(fit: dict[str, Any], models: tuple[str, str], parts: list[str], save
             size = head_bytes(model, gpus)
             saving = partial(saved.of, size, is_draft=bool(is_draft))
             step, prompt = ("draft", "draft_prefill") if is_draft else ("target", "prefill")
-            for time in _times(fit, label, step):
+            for time in times_of(fit, label, step):
                 time["seconds"] = [
                     seconds - saving(max(rows, FEWEST))
                     for rows, seconds in zip(time["rows"], time["seconds"], strict=True)
                 ]
-            for time in _times(fit, label, prompt):
+            for time in times_of(fit, label, prompt):
                 time["seconds"] = [seconds - saving(FEWEST) for seconds in time["seconds"]]
         copies = [head_bytes(model, sides[0]) // 2 for model in models]
         rows = [row_bytes(model, sides[0]) for model in models]
@@ -119,7 +119,7 @@ def correct(fit: dict[str, Any], models: tuple[str, str], parts: list[str], save
         cost["plain_kv_tokens"] -= alone
 
 
-def _times(fit: dict[str, Any], label: str, op: str) -> list[dict[str, Any]]:
+def times_of(fit: dict[str, Any], label: str, op: str) -> list[dict[str, Any]]:
     """Where a fit has an operation's times."""
     found = [fit["costs"][label][op]]
     if f"{label}/{op}" in fit["steps"]:
