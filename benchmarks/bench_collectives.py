@@ -35,7 +35,7 @@ from benchmarks.peers.collectives import FusedSums
 from codesign.kernels.all_reduce import add_by_rows, add_gathered, all_reduce_add
 from codesign.kernels.gemm import linear
 from codesign.kernels.gemm_all_reduce import linear_all_reduce
-from codesign.kernels.int4 import Int4Weight
+from codesign.kernels.int4 import Int4Weight, round_scales
 from codesign.kernels.packing import PackedLinear, pack_int4
 from codesign.kernels.reference import sum_of_ranks
 
@@ -208,7 +208,7 @@ def random_weights(outputs: int, columns: int) -> list[PackedLinear]:
     weight = pack_int4(
         Int4Weight(
             packed.to(torch.int32),
-            torch.rand(outputs, groups, device="cuda").bfloat16().half() * 2.0**-7,
+            round_scales(torch.rand(outputs, groups, device="cuda") * 0.01),
             torch.randint(0, 16, (outputs, groups), device="cuda", dtype=torch.uint8),
         )
     )

@@ -32,7 +32,7 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import EndWeights, LayerWeights
-from codesign.kernels.int4 import Int4Weight
+from codesign.kernels.int4 import Int4Weight, round_scales
 from codesign.kernels.packed_linear import PackedMap, PackedSwiglu, logits_map
 from codesign.kernels.packing import PackedLinear
 from codesign.kernels.row_choices import choice_words
@@ -97,7 +97,7 @@ def random_int4(rows: int, columns: int) -> Int4Weight:
     packed = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, columns // 8), device="cuda")
     scales = torch.full((rows, columns // 128), 0.2 * columns**-0.5, device="cuda")
     zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device="cuda")
-    return Int4Weight(packed.to(torch.int32), scales.bfloat16().half(), zeros)
+    return Int4Weight(packed.to(torch.int32), round_scales(scales), zeros)
 
 
 def one_request(rows: int, context: int) -> RequestRows:

@@ -31,6 +31,7 @@ from benchmarks.common import (
 )
 from benchmarks.peers import gemm as peer_gemm
 from codesign.kernels import gemm, packed_reference
+from codesign.kernels.int4 import round_scales
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear
 from codesign.kernels.tiling import Tiling, choose, row_tiles, tile_bytes
@@ -218,7 +219,7 @@ def random_weight(of: Map) -> PackedLinear:
     size = (of.tiles, tile_bytes(of.groups))
     data = torch.randint(0, 256, size, device="cuda", dtype=torch.uint8)
     weight = PackedLinear(data, of.features, of.columns)
-    scales = (torch.rand(of.tiles, of.groups, 16, device="cuda") * 0.02).bfloat16().half()
+    scales = round_scales(torch.rand(of.tiles, of.groups, 16, device="cuda") * 0.02)
     zeros = torch.randint(0, 16, scales.shape, device="cuda", dtype=torch.int16)
     weight.records[..., 1024:] = (scales.view(torch.int16) << 1 | zeros).view(torch.uint8)
     return weight

@@ -29,13 +29,15 @@ from codesign.engine.gpu.prompt_rows import LONG_BUCKETS, PROMPT_BUCKETS, prompt
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import Words
 from codesign.engine.gpu.tensor_group import SingleRank
+from codesign.kernels.packing import GROUP, TILE
+from codesign.kernels.tiling import RECORD_BYTES
 from codesign.models.shape import ModelShape
 from codesign.policy.walk import Sampling
 
 TOKENS = 2304
 ROWS = [16, 64, 77, 147, 256, 300, 512, 700, 1024, 1500, 2048]
 REPEATS = 7  # timings whose median counts
-INT4_BITS = 4.25  # with scale and zero point of a group of 128
+INT4_BITS = 8 * RECORD_BYTES / (TILE * GROUP)  # with scale and zero point
 
 
 def made_up(count: int, seed: int, vocab: int) -> Words:

@@ -57,10 +57,15 @@ def emit_error(args: argparse.Namespace, message: str, exit_code: int) -> None:
     """
     import json
 
-    is_first = "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
+    is_first = "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
     if is_first and not getattr(args, "has_emitted", False):
         error = {"message": message, "exit_code": exit_code}
-        print(json.dumps({"error": error}), flush=True)
+        try:
+            print(json.dumps({"error": error}), flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # stdout takes nothing, which may be the very error
+            sys.stdout = None
 
 
 def say(message: str) -> None:

@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING, NoReturn
 
 from codesign.cli.argument_types import from_0, non_negative, positive, share
-from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.output import add_output_arguments, emit, emit_error, progress, say
 from codesign.errors import HardwareError, counted
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def measure(args: argparse.Namespace) -> None:
             about = make_profile(settings, out, resume=args.resume, progress=report)
     except (HardwareError, KeyboardInterrupt) as error:
         if args.device == "cuda":
-            _leave(error)
+            _leave(error, args)
         raise
     for note in about["notes"]:
         say(f"note: {note}")
@@ -120,13 +120,15 @@ def measure(args: argparse.Namespace) -> None:
     emit(args, payload, text)
 
 
-def _leave(error: HardwareError | KeyboardInterrupt) -> NoReturn:
+def _leave(error: HardwareError | KeyboardInterrupt, args: argparse.Namespace) -> NoReturn:
     """End at once: a kernel that waits for a lost rank would keep this process for ever."""
+    message, code = f"interrupted; {error}", 130
     if isinstance(error, HardwareError):
-        say(f"codesign profile: {error}")
-        os._exit(error.exit_code)
-    say(f"codesign profile: interrupted; {error}")
-    os._exit(130)
+        message, code = str(error), error.exit_code
+    say(f"codesign profile: {message}")
+    if args.json:
+        emit_error(args, message, code)
+    os._exit(code)
 
 
 def _settings(args: argparse.Namespace) -> ProfileSettings:

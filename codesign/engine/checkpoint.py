@@ -26,7 +26,7 @@ from codesign.engine.rank_weights import (
 )
 from codesign.engine.weights import TensorFiles, read_tensors
 from codesign.errors import InputError
-from codesign.kernels.int4 import Int4Weight, pack_nibbles, round_scales, unpack_nibbles
+from codesign.kernels.int4 import Int4Weight, pack_nibbles, rounded_weight, unpack_nibbles
 from codesign.models import draft_target, resolve_model
 from codesign.models.quantization import Quantization, expected_tensors, read_quantization
 from codesign.models.recipe import read_recipe, weights_sha256
@@ -166,9 +166,7 @@ class CheckpointReader:
         q_KN = unpack_awq(self._files.read(f"{name}.qweight", inputs, words))
         zeros_UN = unpack_awq(self._files.read(f"{name}.qzeros", groups, words))
         scales_UN = self._files.read(f"{name}.scales", groups, outputs)
-        return Int4Weight(
-            pack_nibbles(q_KN.t()), _scales(scales_UN.t(), name), zeros_UN.t().contiguous()
-        )
+        return _rounded(pack_nibbles(q_KN.t()), scales_UN.t(), zeros_UN.t(), name)
 
     def _packed(self, name: str, rows: Cut, columns: Cut, how: Quantization) -> Int4Weight:
         outputs, words = (rows.start, rows.stop), _divided(columns, 8, name)
@@ -181,7 +179,7 @@ class CheckpointReader:
             words_NU = self._files.read(f"{name}.weight_zero_point", span, groups)
             zeros_NU = unpack_nibbles(words_NU.t()).t().contiguous()
         packed_NW = self._files.read(f"{name}.weight_packed", outputs, words)
-        return Int4Weight(packed_NW.to(torch.int32), _scales(scales_NU, name), zeros_NU)
+        return _rounded(packed_NW.to(torch.int32), scales_NU, zeros_NU, name)
 
 
 def pack_awq(q: Tensor) -> Tensor:
@@ -200,8 +198,8 @@ def _divided(cut: Cut, by: int, name: str) -> tuple[int, int]:
     return cut.start // by, cut.stop // by
 
 
-def _scales(scales: Tensor, name: str) -> Tensor:
+def _rounded(packed: Tensor, scales: Tensor, zeros: Tensor, name: str) -> Int4Weight:
     try:
-        return round_scales(scales)
+        return rounded_weight(packed, scales, zeros)
     except ValueError as err:
-        raise InputError(f"{name}: {err}; int4 weights here have scales from 0 to 65280") from err
+        raise InputError(f"{name}: {err}") from err

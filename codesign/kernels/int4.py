@@ -20,8 +20,9 @@ from torch import Tensor
 
 PER_WORD = 8
 LARGEST = 15
-# Scales are numbers of float16 that bfloat16 holds as well, so that a kernel may take either or,
-# with the sign that they do not have, twelve bits of them. Ours are normal ones.
+# Scales are not negative, and the last three bits of their float16 are nought: from 2**-14 on those
+# that bfloat16 holds as well, below it multiples of 2**-21. So a kernel may keep twelve bits. Ours
+# are normal numbers.
 SMALLEST_SCALE = 2.0**-14
 LARGEST_SCALE = 65280.0
 # Fractions of a group's range that are tried; clipping the largest values often costs less than
@@ -35,7 +36,7 @@ class Int4Weight:
 
     Attributes:
         packed: (N, W) int32; bits 4j to 4j + 3 of word i hold q of column 8i + j.
-        scales: (N, U) float16, not negative; bfloat16 holds them, too.
+        scales: (N, U) float16, of twelve bits (``round_scales``).
         zeros: (N, U) uint8.
     """
 
@@ -103,21 +104,43 @@ def stack_rows(weights: Sequence[Int4Weight]) -> Int4Weight:
     )
 
 
+def rounded_weight(packed: Tensor, scales: Tensor, zeros: Tensor) -> Int4Weight:
+    """Return a matrix of any scales, as files have them, with those that kernels take.
+
+    A negative scale is made positive, exactly: 15 - q less 15 - zero is zero less q.
+
+    Args:
+        packed: (N, W) int32.
+        scales: (N, U) of any floating type.
+        zeros: (N, U) uint8.
+
+    Raises:
+        ValueError: See ``round_scales``.
+    """
+    is_negative = scales < 0
+    rounded = round_scales(scales.abs())
+    if bool(is_negative.any()):
+        words = packed.shape[1] // max(1, scales.shape[1])
+        packed = torch.where(is_negative.repeat_interleave(words, 1), ~packed, packed)
+        zeros = torch.where(is_negative, LARGEST - zeros, zeros)
+    return Int4Weight(packed.contiguous(), rounded, zeros.contiguous())
+
+
 def round_scales(scales: Tensor) -> Tensor:
-    """Return scales as float16, each the nearest number that bfloat16 holds, too.
+    """Return scales, which are not negative, as the nearest float16 of twelve bits.
 
     That is off by 0.4 % at most, six hundredths of a step of int4 for the largest weights; below
     2**-14, where float16 has fewer bits, by 2**-22 at most.
 
     Raises:
-        ValueError: If one is negative, not finite, or above 65280.
+        ValueError: If one is not finite or above 65280.
     """
     wide = scales.to(torch.float32)
     coarse = (wide * 2.0**21).round() * 2.0**-21  # what is below 2**-14 in float16 without 3 bits
     rounded = torch.where(wide < SMALLEST_SCALE, coarse, wide.to(torch.bfloat16).to(torch.float32))
-    if not bool(((rounded >= 0) & (rounded <= LARGEST_SCALE)).all()):
-        raise ValueError("a scale is negative, not finite, or above 65280")
-    return rounded.to(torch.float16).abs().contiguous()
+    if not bool((rounded <= LARGEST_SCALE).all()):
+        raise ValueError("a scale is not finite or above 65280, which int4 weights cannot have")
+    return rounded.to(torch.float16).contiguous()
 
 
 def pack_nibbles(q_NK: Tensor) -> Tensor:

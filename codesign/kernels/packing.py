@@ -11,7 +11,7 @@ int4 record, 1056 bytes: words (c, g, t, j, h), nibble ``half + 2 pair + 4 odd``
 code of row ``g + 8 half``, column ``64 c + 32 j + 8 t + 4 h + 2 pair + odd``: the low halves of its
 bytes are codes of row g, the high ones those of row g + 8. Then for each g a word for rows g and,
 in its upper half, g + 8: the zero point in four bits, and above it the twelve bits of the scale
-that say something (int4.py: no sign, and of the fraction of a float16 the first seven bits).
+that say something (int4.py: no sign, and of the ten bits of a float16's fraction the first seven).
 
 Letters in shapes: N outputs, K inputs, T tiles, S groups, R bytes of a record, P of a tile.
 
@@ -32,7 +32,7 @@ from codesign.kernels.tiling import RECORD_BYTES, tile_bytes
 
 TILE, GROUP = 16, 128
 _CODE_BYTES = 1024
-_SCALE_BITS = 0x7FF8  # of a float16 without sign that bfloat16 holds, too
+_SCALE_BITS = 0x7FF8  # of a float16: neither its sign nor the last three
 _COLUMNS = (2, 2, 4, 2, 2, 2)  # of a group: c, j, t, h, pair, odd
 # Rows that are packed at a time: the intermediate takes about ten bytes a weight.
 _PIECE = 4096
@@ -151,7 +151,7 @@ def _code_words(weight: Int4Weight) -> Tensor:
 def _scale_words(weight: Int4Weight) -> Tensor:
     """(T, S, 32) uint8: for each g scale and zero point of rows g and g + 8."""
     bits = weight.scales.contiguous().view(torch.int16)
-    assert not bool((bits & ~_SCALE_BITS).any()), "scales that bfloat16 does not hold"
+    assert not bool((bits & ~_SCALE_BITS).any()), "scales of more than twelve bits"
     halves = bits << 1 | weight.zeros.to(torch.int16)
     split = halves.view(-1, 2, 8, halves.shape[-1])  # T half g S
     words = split.permute(0, 3, 2, 1).contiguous()  # T S g half

@@ -153,8 +153,9 @@ def _unit(tiling: Tiling, tiles: int, clusters: int) -> int:
 
 
 # Fastest on an H200 within whole forwards of 8 rows, and for more rows the fastest that cuts the
-# columns alike; by tiles and groups. The fastest by itself can be slower between its neighbours.
-MEASURED = {
+# columns alike (of 32 where those of 16 would spill); by tiles and groups. The fastest by itself
+# can be slower between its neighbours.
+MEASURED: dict[tuple[int, int], tuple[Tiling, ...]] = {
     # Llama 70B over four GPUs: qkv, o, gate_up, down
     (160, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     (512, 16): (Tiling(8, 2, 2, 2, 1), Tiling(8, 1, 2)),
@@ -181,8 +182,8 @@ MEASURED = {
     (896, 32): (Tiling(8, 2, 4, paced=4), Tiling(8, 2, 4)),
     (256, 56): (Tiling(14, 1, 4, paced=3), Tiling(14, 1, 4)),
     # Llama 3B
-    (320, 24): (Tiling(6, 4, 4), Tiling(6, 1, 4, 2, 1)),
-    (192, 24): (Tiling(6, 2, 4, 2, 1), Tiling(6, 4, 4)),
+    (320, 24): (Tiling(6, 4, 4), Tiling(6, 1, 4, 2, 1), Tiling(6, 2, 4)),
+    (192, 24): (Tiling(6, 2, 4, 2, 1), Tiling(6, 4, 4), Tiling(6, 2, 4)),
     (1024, 24): (Tiling(12, 2, 2), Tiling(12, 1, 2)),
     (192, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     # over two; its down is cut as the 8B's qkv
@@ -220,7 +221,8 @@ def choose(*, tiles: int, groups: int, num_row_tiles: int = 1, num_sms: int = 13
     columns over a cluster; chunks as large as the warps of a block hold.
     """
     if num_sms == 132 and (tiles, groups) in MEASURED:
-        return MEASURED[tiles, groups][num_row_tiles > 1]
+        of_rows = MEASURED[tiles, groups]
+        return of_rows[min(num_row_tiles // 2, len(of_rows) - 1)]
     best: tuple[float, Tiling] | None = None
     for cluster in (1, 2, 4):
         for warps in range(min(16, groups), 0, -1):

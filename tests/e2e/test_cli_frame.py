@@ -242,6 +242,34 @@ def test_with_json_flags_that_nobody_knows_are_an_object_too(capsys):
         assert err == f"codesign {words[0]}: {json.loads(out)['error']['message']}\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_with_json_a_full_disk_behind_stdout_is_one_line():
+    command = [sys.executable, "-m", "codesign", "env", "--json"]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert answer.returncode == 4
+    assert answer.stderr == "codesign env: cannot use a file: No space left on device\n"
+
+
+def test_a_profile_of_gpus_that_ends_at_once_prints_the_object_too(monkeypatch, capsys, tmp_path):
+    def left(code):
+        raise SystemExit(code)
+
+    def lost(*args, **named):
+        raise errors.HardwareError("lost")
+
+    monkeypatch.setattr("codesign.profiler.session.make_profile", lost)
+    monkeypatch.setattr("codesign.cli.profile._settings", lambda args: None)
+    monkeypatch.setattr("os._exit", left)
+    words = ["profile", "--device", "cuda", "--out", str(tmp_path / "p"), "--json"]
+    with pytest.raises(SystemExit) as stop:
+        command_line.main(words)
+    assert stop.value.code == 5
+    assert json.loads(capsys.readouterr().out) == {"error": {"message": "lost", "exit_code": 5}}
+
+
 def test_an_error_after_the_result_adds_no_second_object(monkeypatch, capsys):
     def shown(args):
         output.emit(args, {"figure": 1}, "")

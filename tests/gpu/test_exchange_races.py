@@ -27,7 +27,7 @@ import triton.language as tl
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.gemm import linear
 from codesign.kernels.gemm_all_reduce import linear_all_reduce
-from codesign.kernels.int4 import Int4Weight
+from codesign.kernels.int4 import Int4Weight, round_scales
 from codesign.kernels.packing import TILE, PackedLinear, pack_int4
 from codesign.kernels.symmetric import Exchange, PeerLostError, open_exchange
 from codesign.kernels.tiling import MEASURED
@@ -143,7 +143,7 @@ def random_weight(features: int, columns: int, seed: int) -> PackedLinear:
     generator = torch.Generator("cuda").manual_seed(seed)
     size, groups = (features, columns // 8), columns // 128
     words = torch.randint(0, 1 << 31, size, device="cuda", generator=generator)
-    scales = torch.rand(features, groups, device="cuda", generator=generator).bfloat16().half()
+    scales = round_scales(torch.rand(features, groups, device="cuda", generator=generator))
     zeros = torch.full((features, groups), 8, device="cuda", dtype=torch.uint8)
     return pack_int4(Int4Weight(words.to(torch.int32), scales, zeros))
 

@@ -161,7 +161,9 @@ __device__ __forceinline__ void add_partial(const float4* from, const float2* un
         const float4 v = from[((i * NT + n) * WARPS + w) * 32];
         float(&sum)[4] = sums[i][n];
         if (w == 0) {
-          sum[0] = v.x * unit.x, sum[1] = v.y * unit.y, sum[2] = v.z * unit.x, sum[3] = v.w * unit.y;
+          // Rounded by themselves, not with what may be added next: as many_rows.cu begins.
+          sum[0] = __fmul_rn(v.x, unit.x), sum[1] = __fmul_rn(v.y, unit.y);
+          sum[2] = __fmul_rn(v.z, unit.x), sum[3] = __fmul_rn(v.w, unit.y);
         } else {
           sum[0] = fmaf(v.x, unit.x, sum[0]), sum[1] = fmaf(v.y, unit.y, sum[1]);
           sum[2] = fmaf(v.z, unit.x, sum[2]), sum[3] = fmaf(v.w, unit.y, sum[3]);

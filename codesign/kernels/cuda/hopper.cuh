@@ -184,11 +184,6 @@ __device__ __forceinline__ int add_bytes(u32 bytes) {
   asm("dp4a.u32.u32 %0, %1, %2, 0;" : "=r"(sum) : "r"(bytes), "r"(0x01010101u));
   return sum;
 }
-__device__ __forceinline__ u32 fma_half(u32 a, u32 b, u32 c) {
-  u32 r;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-  return r;
-}
 __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
