@@ -79,11 +79,18 @@ def fit_means(design_SP: Floats, seconds_S: Floats) -> Floats:
 def _root_weights(residual_S: Floats) -> Floats | None:
     """(S,) roots of Huber's weights; None where nothing is left to weigh."""
     size_S = np.abs(residual_S)
-    spread = 1.4826 * float(np.median(size_S))  # standard deviation, if it were normal
+    spread = 1.4826 * _median(size_S)  # standard deviation, if it were normal
     if spread < 1e-9:
         return None
     bound = _HUBER * spread
     return np.sqrt(np.minimum(1.0, bound / np.maximum(size_S, bound)))
+
+
+def _median(values_S: Floats) -> float:
+    """As ``np.median``, which takes a third of a fit for the few values that these are."""
+    ascending_S = np.sort(values_S)
+    middle = len(ascending_S) // 2
+    return float(ascending_S[middle] + ascending_S[~middle]) / 2.0
 
 
 def _nnls() -> Callable[[Floats, Floats], tuple[Floats, float]]:

@@ -64,8 +64,8 @@ class Shapes:
 
 def miss(time: StepTime, shapes: Shapes) -> float:
     """Mean relative error on the shapes themselves."""
-    places = zip(shapes.rows, shapes.context, shapes.requests, shapes.seconds, strict=True)
-    return float(np.mean([abs(time(n, c, r) / seconds - 1.0) for n, c, r, seconds in places]))
+    seconds_S = time.of_arrays(shapes.rows, shapes.context, shapes.requests)
+    return float(np.mean(np.abs(seconds_S / shapes.seconds - 1.0)))
 
 
 def fit_line(shapes: Shapes) -> StepTime:
