@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from codesign.fit import (
     STEPS_FILE,
     Fit,
     fit_profile,
+    round_costs,
     step_forms,
 )
 from codesign.fit.children import child_seconds
@@ -40,7 +41,7 @@ from codesign.fit.round_costs import (
     fit_slowdown,
 )
 from codesign.fit.step_forms import Shapes, fit_line, fit_stairs, fit_stream_stairs, fit_table
-from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
+from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, StepFit, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.step_time import BUCKETS
@@ -126,6 +127,23 @@ def write_profile(folder: Path, steps: pd.DataFrame) -> Path:
     write_table(folder / ACCEPTANCE_FILE, acceptance(range(20)).to_table(), about)
     write_json(folder / PROFILE_FILE, about)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steps_fitted_once() -> Iterator[None]:
+    """Most tests fit the forwards of ``whole_profile`` beside the steps that they are about."""
+    kept: dict[tuple, StepFit] = {}
+
+    def fitted(steps: pd.DataFrame, **options: bool) -> StepFit:
+        timings = steps[["rows", "requests", "context", "seconds"]].to_numpy()
+        key = (timings.tobytes(), *sorted(options.items()))
+        if key not in kept:
+            kept[key] = fit_step(steps, **options)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(round_costs, "fit_step", fitted)
+        yield
 
 
 @pytest.fixture(scope="module")
