@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -229,12 +230,17 @@ class Fit:
             raise _refused(f"{path} is incomplete or damaged: {why(err)}", path) from err
         if sha256(acceptance_path) != wanted:
             raise _refused(f"{acceptance_path} is not the one that {path} was saved with", path)
-        frame, _ = read_table(acceptance_path, kind="fit")
-        fit = cls(acceptance=AcceptanceProfile.from_table(frame), **values)
+        fit = cls(acceptance=_recorded(acceptance_path, wanted), **values)
         try:
             return sound(fit)
         except (ValueError, InputError) as err:
             raise _refused(f"{path} is incomplete or damaged: {why(err)}", path) from err
+
+
+@lru_cache(maxsize=16)  # 2 MB each
+def _recorded(path: Path, checksum: str) -> AcceptanceProfile:
+    """What a file with this checksum holds; reading it takes far longer than the rest of a fit."""
+    return AcceptanceProfile.from_table(read_table(path, kind="fit")[0])
 
 
 def _refused(what: str, path: Path) -> InputError:

@@ -15,8 +15,9 @@ Letters in shapes: S sizes of groups, P coefficients. Must not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -163,12 +164,13 @@ def extrapolated_fit(fit: Fit, priced: Fit, target: Forward, draft: PricedModel)
     if len(found) < len(_OPS):
         return None
     costs, errors = {}, dict(fit.errors)
+    ratio = cache(lambda op, gpus, base: lines[op].ratio(gpus, base))  # of many deployments
     for label, sheet in priced.costs.items():
         if label in fit.costs:
             costs[label] = as_measured(fit, label, sheet)
             continue
         sources = {op: _source(fit, op, label) for op in _OPS}
-        costs[label] = _cost(fit, label, sheet, lines, sources)
+        costs[label] = _cost(fit, label, sheet, ratio, sources)
         for op, source in sources.items():
             far = max(abs(math.log2(gpus_of(op, label) / gpus_of(op, source))), 1.0)
             # The largest error: half of an interval, as an error that half of all errors exceed.
@@ -212,7 +214,7 @@ def _cost(
     fit: Fit,
     label: str,
     sheet: RoundCost,
-    lines: Mapping[str, SizeLine],
+    ratio: Callable[[str, int, int], float],
     sources: Mapping[str, str],
 ) -> RoundCost:
     """Each forward of its source, scaled; messages and the host's part of the nearest like it."""
@@ -220,7 +222,7 @@ def _cost(
     def scaled(op: str) -> StepTime:
         time: StepTime = getattr(fit.costs[sources[op]], op)
         gpus, base = gpus_of(op, label), gpus_of(op, sources[op])
-        return time if gpus == base else time.scaled(lines[op].ratio(gpus, base))
+        return time if gpus == base else time.scaled(ratio(op, gpus, base))
 
     rows = {op: fit.steps[f"{sources[op]}/{op}"].most_rows for op in ("prefill", "draft_prefill")}
     cost = replace(

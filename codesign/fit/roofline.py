@@ -219,10 +219,11 @@ def roofline_fit(
     if not 1 <= gpus <= MAX_GPUS:
         raise InputError(f"need 1 to {MAX_GPUS} GPUs, got {gpus}. Fix: --gpus")
     costs = _costs(device, gpus, target, draft, software)
+    of_target, of_draft = target.error, draft.error
     errors = {"acceptance": acceptance_error}
     for label in costs:
-        errors |= {f"{label}/{op}": target.error for op in ("target", "prefill")}
-        errors |= {f"{label}/{op}": draft.error for op in ("draft", "draft_prefill")}
+        errors |= {f"{label}/{op}": of_target for op in ("target", "prefill")}
+        errors |= {f"{label}/{op}": of_draft for op in ("draft", "draft_prefill")}
     return Fit(
         target=target.label,
         draft=draft.label,
