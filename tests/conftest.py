@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import multiprocessing
 import os
 import random
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -290,6 +292,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    monkeypatch.setattr(interpreter, "_patch_builtin", _patch_builtins)
     loaded: list[ModuleType] = []
 
     def load(*names: str) -> list[ModuleType]:
@@ -301,6 +304,24 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[
     monkeypatch.undo()
     for module in loaded:
         importlib.reload(module)  # other tests may have a GPU
+
+
+def _patch_builtins(package, builder, scope) -> None:
+    """As Triton's, which looks at all of a package whenever a kernel calls a function."""
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    names = _builtin_names(package)
+    if names and is_builtin(getattr(package, names[0])):  # else all have been replaced already
+        for name in names:
+            interpreter._patch_attr(package, name, getattr(package, name), builder, scope)
+
+
+@cache
+def _builtin_names(package) -> list[str]:
+    from triton.language.core import is_builtin
+
+    return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
 
 
 @pytest.fixture(scope="session")
