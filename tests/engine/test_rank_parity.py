@@ -110,7 +110,7 @@ def test_a_wrong_move_is_caught(pair, make_requests, parity, monkeypatch):
 
 
 def test_a_thousand_rounds_over_slow_links_change_no_token(pair, make_requests, slow_links):
-    requests = make_requests(7, max_new_tokens=400)
+    requests = make_requests(7, max_new_tokens=320)
     ours = serve(
         pair, "async-tree-8x4x3", requests, in_one_process=False, max_batch=1,
         draft_delay=slow_links,
