@@ -1,4 +1,4 @@
-"""Processes that tests start and do not wait for, and ports for those that serve."""
+"""Processes that tests start and do not wait for, ports for those that serve, and short cuts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 
@@ -31,6 +32,17 @@ def start_process() -> Iterator[Start]:
         if process.returncode is None:
             process.kill()
             process.communicate(timeout=60)  # comes to an end when all have gone that it started
+
+
+@pytest.fixture(scope="session")
+def components_scanned_once() -> Iterator[None]:
+    """Streamlit looks for components in all that is installed whenever a test opens an app."""
+    from streamlit.components.v2 import manifest_scanner
+
+    with pytest.MonkeyPatch.context() as patch:
+        scan = cache(manifest_scanner.scan_component_manifests)
+        patch.setattr(manifest_scanner, "scan_component_manifests", scan)
+        yield
 
 
 # The command with as few passes as it may make, and with nothing timed again: a machine that runs

@@ -16,6 +16,7 @@ from codesign.cli.dashboard import app_script
 from codesign.dashboard import what_if
 from codesign.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("components_scanned_once")
 SMALL = {
     "trace": "synthetic", "rate": "3.0", "minutes": "1", "prompt_mean": "304", "output_mean": "40",
 }  # fmt: skip

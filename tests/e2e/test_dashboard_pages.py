@@ -15,6 +15,7 @@ from codesign.fit.what_if import device_fit
 from codesign.records import RoundLog
 from codesign.run_directory import read_run, write_run
 
+pytestmark = pytest.mark.usefixtures("components_scanned_once")
 ASYNC = "async-tree-8x2x2 on 1+1, batch 4"
 PLAIN = "plain on 2, batch 4"
 
