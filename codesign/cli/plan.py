@@ -102,15 +102,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """What ends a job on a cluster ends a search as a user does, with what is finished kept."""
+    """What ends a job on a cluster ends a search as a user does, with what is finished kept.
+
+    A time limit tells the process and then its group: the second time must not kill it before it
+    has said what it kept.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals are the main one's
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.getsignal(signal.SIGTERM) is stop:
+            signal.signal(signal.SIGTERM, before)
 
 
 @_sigterm_as_ctrl_c()
@@ -216,7 +226,8 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
         if not len(cache):
             raise
         raise KeyboardInterrupt(
-            f"kept {len(cache)} simulations in {kept}; to continue repeat the command with --resume"
+            f"kept {counted(len(cache), 'simulation')} in {kept}; "
+            "to continue repeat the command with --resume"
         ) from None
     except InfeasibleError:
         cache.remove()

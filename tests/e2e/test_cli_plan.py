@@ -184,6 +184,33 @@ sys.exit(main())
 """
 
 
+STOPPED_TWICE = """\
+import os, signal, sys
+from codesign import cli
+from codesign.planner.search_cache import SearchCache
+put, say = SearchCache.put, cli.say
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+SearchCache.put = lambda *arguments: (put(*arguments), stop())
+cli.say = lambda message: (stop(), say(message))
+sys.exit(cli.main())
+"""
+
+
+def test_a_second_sigterm_does_not_come_before_what_was_kept_is_said(fit_file, tmp_path):
+    flags = ("--fit", str(fit_file), "--workers", "2", "--max-batch", "4", "--processes", "1")
+    answer = subprocess.run(
+        [sys.executable, "-c", STOPPED_TWICE, "plan", *TRACE, *flags, *FEW],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(codesign.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 130, answer.stderr
+    assert "kept 1 simulation in plan.search.jsonl" in answer.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_search_says_what_it_kept_and_can_go_on(
     stop, fit_file, tmp_path, start_process
