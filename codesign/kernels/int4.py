@@ -133,13 +133,13 @@ def round_scales(scales: Tensor) -> Tensor:
     2**-14, where float16 has fewer bits, by 2**-22 at most.
 
     Raises:
-        ValueError: If one is not finite or above 65280.
+        ValueError: If one is not finite or beyond 65280.
     """
     wide = scales.to(torch.float32)
     coarse = (wide * 2.0**21).round() * 2.0**-21  # what is below 2**-14 in float16 without 3 bits
     rounded = torch.where(wide < SMALLEST_SCALE, coarse, wide.to(torch.bfloat16).to(torch.float32))
     if not bool((rounded <= LARGEST_SCALE).all()):
-        raise ValueError("a scale is not finite or above 65280, which int4 weights cannot have")
+        raise ValueError("a scale is not finite or beyond 65280, which int4 weights cannot have")
     return rounded.to(torch.float16).contiguous()
 
 

@@ -58,6 +58,7 @@ def search(
     cache: SearchCache | None = None,
     progress: Progress | None = None,
     least_attained: float = 0.0,
+    wants_miss: bool = True,
 ) -> Answer:
     """Find the best plan. The same question gets the same answer, whatever executes it.
 
@@ -70,6 +71,7 @@ def search(
             requests, "check doubts", in terms; if nothing meets the SLO as ``nearest_miss`` does.
         least_attained: Share of requests within the SLO that the screen must find of some
             candidate, for any to be simulated.
+        wants_miss: If nothing meets the SLO, look for what would; it takes simulations of its own.
 
     Raises:
         InfeasibleError: If nothing meets the SLO; the message names the nearest miss, the target
@@ -91,6 +93,8 @@ def search(
         more=lambda: _worth_simulating(screened, question, is_second=True),
     )
     if not ordered[0].scored.is_feasible:
+        if not wants_miss:
+            raise InfeasibleError("no plan meets the SLO")
         raise InfeasibleError(_nearest(question, ordered, simulations, progress))
     doubts = find_doubts(ordered, question, progress=progress)
     return _answer(question, space, ordered, doubts, simulations.num_simulated, screen_seconds)

@@ -56,6 +56,7 @@ def search_fewest(
                 cache=cache,
                 progress=_of(workers, progress),
                 least_attained=0.0 if is_last else worth,
+                wants_miss=is_last and not swamped,  # nobody is told of others
             )
         except InfeasibleError:
             if is_last and not swamped:

@@ -170,7 +170,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(plan, tmp_path, flags, co
 def test_a_search_that_finds_nothing_to_resume_says_so(plan):
     again = plan("--policies", "plain,chain-3", "--resume")
     assert again.returncode == 0, again.stderr
-    assert "resume: plan.search.jsonl has no simulation of this trace, fit, SLO" in again.stderr
+    assert "resume: there is no plan.search.jsonl, which a search leaves" in again.stderr
 
 
 # The command that makes a break after what it keeps first: a search is over in a few seconds.

@@ -54,6 +54,15 @@ def test_the_fewest_workers_that_meet_the_slo_are_taken(question):
         search(dataclasses.replace(question, workers=1))
 
 
+def test_what_smaller_numbers_miss_is_not_looked_for(question, monkeypatch):
+    monkeypatch.setattr("codesign.planner.fewest._HOPELESS", 0.0)  # every number is simulated
+    stages: dict[str, None] = {}
+    answer = search_fewest(question, progress=lambda stage, *_: stages.setdefault(stage))
+    assert answer.reason.startswith("2 workers are the fewest that meet the SLO; 1 does not; ")
+    assert "simulate on 1 worker" in stages
+    assert not [stage for stage in stages if "miss" in stage]
+
+
 def test_a_number_that_is_far_off_is_not_simulated(question, monkeypatch):
     simulated = set()
     simulate = codesign.planner.executor.simulate_outcome

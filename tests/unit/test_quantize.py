@@ -177,7 +177,7 @@ def test_scales_that_no_kernel_takes_are_refused_by_name(source, text, tmp_path,
     stored = load_file(out / "model.safetensors")
     stored[f"{Q_PROJ}.scales"][0, 0] = wrong
     save_file(stored, out / "model.safetensors")
-    with pytest.raises(InputError, match=rf"{Q_PROJ}: .* above 65280"):
+    with pytest.raises(InputError, match=rf"{Q_PROJ}: .* beyond 65280"):
         open_reader(out).matrix(Q_PROJ, Cut(0, 64, 64), Cut(0, 64, 64))
 
 
