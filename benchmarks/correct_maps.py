@@ -11,18 +11,13 @@ as they are and as they would be.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import SHAPES
-from benchmarks.correct_heads import models_of, row_bytes, times_of
-from codesign.artifacts import write_text
-from codesign.config import parse_deployment
+from benchmarks.fit_corrections import run
 from codesign.kernels.packing import GROUP, TILE
 from codesign.kernels.tiling import RECORD_BYTES
 from codesign.models.shape import model_shape
@@ -30,7 +25,6 @@ from codesign.models.sharding import Sharding
 
 OLD_RECORD_BYTES = 1088
 PROMPT_ROWS = 64  # of the longest prompt that decoding's kernels read
-STEPS = {"target": "prefill", "draft": "draft_prefill"}
 
 
 def num_weights(model: str, gpus: int) -> int:
@@ -69,60 +63,18 @@ class Savings:
         saved = float(np.interp(size, *self._lines[count]))
         return saved * max(rows / most, 1.0)
 
+    def step(self, model: str, gpus: int, rows: int, *, is_draft: bool) -> float:
+        """Seconds of a step, whoever takes it."""
+        return self.of(num_weights(model, gpus), rows)
 
-def correct(fit: dict[str, Any], models: tuple[str, str], parts: list[str], saved: Savings) -> None:
-    """Take off a fit's steps, and add KV rows, in place.
+    def prompt(self, model: str, gpus: int, rows: int, *, is_draft: bool) -> float:
+        """Seconds of a prompt."""
+        return self.step(model, gpus, rows, is_draft=is_draft) if rows <= PROMPT_ROWS else 0.0
 
-    Args:
-        fit: As in its file.
-        models: Shapes of target and draft.
-        parts: Labels of deployments.
-        saved: What is taken off.
-    """
-    for label in parts:
-        deployment = parse_deployment(label)
-        sides = deployment.target_workers, deployment.draft_workers or deployment.target_workers
-        for op, model, gpus in zip(STEPS, models, sides, strict=True):
-            size = num_weights(model, gpus)
-            for time in times_of(fit, label, op):
-                _take_off(time, size, saved, most=None)
-            for time in times_of(fit, label, STEPS[op]):
-                _take_off(time, size, saved, most=PROMPT_ROWS)
-        freed = [num_weights(model, sides[0]) // (TILE * GROUP) for model in models]
-        freed = [records * (OLD_RECORD_BYTES - RECORD_BYTES) for records in freed]
-        rows = [row_bytes(model, sides[0]) for model in models]
-        cost, alone = fit["costs"][label], freed[0] // rows[0]
-        cost["kv_tokens"] += alone if deployment.draft_workers else sum(freed) // sum(rows)
-        cost["plain_kv_tokens"] += alone
-
-
-def _take_off(time: dict[str, Any], size: int, saved: Savings, *, most: int | None) -> None:
-    time["seconds"] = [
-        seconds - (saved.of(size, rows) if most is None or rows <= most else 0.0)
-        for rows, seconds in zip(time["rows"], time["seconds"], strict=True)
-    ]
-
-
-def main() -> None:
-    """Correct a fit, or show how."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("fit", type=Path, help="folder of a fit that ships")
-    parser.add_argument("--savings", type=Path, required=True)
-    parser.add_argument("--parts", required=True, help="labels of deployments, with commas")
-    parser.add_argument("--write", action="store_true", help="change the fit")
-    args = parser.parse_args()
-    file, parts = args.fit / "fit.json", args.parts.split(",")
-    before, fit = (json.loads(file.read_text()) for _ in range(2))
-    saved = Savings(json.loads(args.savings.read_text())["rows"])
-    correct(fit, models_of(args.fit), parts, saved)
-    for label in parts:
-        for op in STEPS:
-            old, new = (each["costs"][label][op] for each in (before, fit))
-            at = old["rows"].index(8)
-            print(f"{label:4} {op:6} {old['seconds'][at] * 1e3:.4f} {new['seconds'][at] * 1e3:.4f}")
-    if args.write:
-        write_text(file, json.dumps(fit, indent=2) + "\n")
+    def freed(self, model: str, gpus: int) -> int:
+        """Bytes of records that are shorter."""
+        return num_weights(model, gpus) // (TILE * GROUP) * (OLD_RECORD_BYTES - RECORD_BYTES)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, "--savings", Savings)

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from benchmarks.correct_heads import Savings, correct, head_bytes, models_of
+from benchmarks.correct_heads import Savings, head_bytes
+from benchmarks.fit_corrections import correct, models_of
 from codesign.fit.shipped import DEFAULT_FIT
 
 NAME = "h200-llama-3.1-8b-int4+llama-3.2-1b-int4"

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from benchmarks.correct_heads import models_of
-from benchmarks.correct_maps import Savings, correct, num_weights
+from benchmarks.correct_maps import Savings, num_weights
+from benchmarks.fit_corrections import correct, models_of
 from codesign.fit.shipped import DEFAULT_FIT
 
 FOLDER = DEFAULT_FIT.parents[1] / "h200-llama-3.1-8b-int4+llama-3.2-1b-int4"
