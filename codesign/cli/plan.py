@@ -211,12 +211,13 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
 
     kept = out.with_name(f"{out.stem}.search.jsonl")
     key = search_key(question.requests, fit_ref.sha256, question.slo, question.serving)
-    if args.resume and not kept.exists():
+    is_kept = kept.exists()
+    cache = SearchCache(key, kept, resume=args.resume)
+    if args.resume and not is_kept:
         say(
             f"resume: there is no {kept}, which a search leaves that is interrupted; from the start"
         )
-    cache = SearchCache(key, kept, resume=args.resume)
-    if args.resume and kept.exists():
+    elif args.resume:
         found = counted(len(cache), "simulation") if len(cache) else "no simulation"
         say(f"resume: {kept} has {found} of this trace, fit, SLO and way of serving")
     try:
