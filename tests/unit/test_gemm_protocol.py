@@ -8,6 +8,7 @@ needs the value lies between. test_gemm_all_reduce_protocol.py has what comes be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,20 @@ class Model:
     def uses(self) -> list[int]:
         """The slot of each step: every chunk begins with the first."""
         return [step % self.slots for count in self.steps for step in range(count)]
+
+    @property
+    def parities(self) -> list[int]:
+        """What consumers wait for at the slot of each step: a bit for each slot in a register that
+        turns, so that the next slot's is the lowest.
+        """
+        taken, top, found = (1 << self.slots) - 1, self.slots - 1, []
+        for count in self.steps:
+            for _ in range(count):
+                found.append(taken & 1)
+                taken = taken >> 1 | (~taken & 1) << top
+            for _ in range(-count % self.slots):  # past slots without a step in this chunk
+                taken = taken >> 1 | (taken & 1) << top
+        return found
 
     def start(self) -> State:
         """Nothing has happened."""
@@ -125,8 +140,7 @@ class Model:
         elif at == 1:
             yield replace(after, empty=freed) if self.frees_early else after
         elif at == 2 and pending == STALE:
-            parity = (self.uses[:step].count(slot) + 1) % 2
-            if passes(state.partial_empty[slot], 1, parity):
+            if passes(state.partial_empty[slot], 1, self.parities[step]):
                 sums = put(state.partial[slot], warp, loading)
                 yield replace(after, partial=put(state.partial, slot, sums))
         elif at == 3:
@@ -224,6 +238,7 @@ def put(values: tuple, index: int, value: object) -> tuple:
         Model((5,), consumers=1, slots=3, reducers=3),
         Model((1, 1, 1)),
         Model((2, 2, 2), consumers=1, slots=3, reducers=3),
+        Model((4, 4, 4), consumers=1, slots=3, reducers=3),
         Model((3, 2), norm=True),
         Model((1,), norm=True),
         Model((4,), consumers=1, slots=3, reducers=3, norm=True),
@@ -232,6 +247,16 @@ def put(values: tuple, index: int, value: object) -> tuple:
 )
 def test_the_roles_are_sound(model: Model):
     assert model.explore() > 50
+
+
+def test_parities_tell_how_often_a_slot_was_used():
+    for slots in (1, 2, 3):
+        for steps in itertools.product(range(1, 5), repeat=3):
+            model = Model(steps, slots=slots)
+            uses = model.uses
+            assert model.parities == [
+                (uses[:step].count(slot) + 1) % 2 for step, slot in enumerate(uses)
+            ]
 
 
 def test_a_stage_freed_right_behind_its_loads_gives_the_next_records():

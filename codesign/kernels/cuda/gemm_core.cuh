@@ -88,12 +88,14 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
-  // This lane's pieces of the stage's records.
-  u32 codes = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 4;
-  float4* const to = p.partial + warp * 32 + lane;
-  const u32 end = p.full + 8 * a.stages;
-  u32 bar = p.full, phase = 0;
-  u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
+  // Barriers of the stage and of the slot that the warp is at; what it loads and stores lies at multiples of them. All that
+  // a step needs stays in a register: found anew in every step it was a fifth of the instructions.
+  u32 stage = p.full, slot = p.partial_full, phase = 0;
+  u32 first_stage = p.full, last_stage = p.full + 8 * (a.stages - 1), last_slot = p.partial_full + 8 * (SLOTS - 1);
+  u32 codes = p.ring + warp * RECORD + lane * 16 - p.full * (STAGE / 8), ends = codes + 1024 + (lane >> 2) * 4 - lane * 16;
+  u32 sums = shared_address(p.partial + warp * 32 + lane) - p.partial_full * (SLOT / 8);
+  u32 taken = (1 << SLOTS) - 1;  // bit i: parity to wait for of the i-th slot from here on
+  keep(first_stage), keep(last_stage), keep(last_slot), keep(sums);
   uint4 raw[NT][4];
   wait_for_previous();
   if (EARLY) fetch_rows(a, x, lane, raw);
@@ -105,38 +107,48 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
     const int place_of_chunk = place_in_line(group - warp);
     codes += place_of_chunk, ends += place_of_chunk;
     if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
+    keep(codes), keep(ends);
     if (!EARLY) fetch_rows(a, place_of(a, group, lane), lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, lane, w, units_of(p, c) + warp * 8 * NT);
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
-    const bool has_squares = c == p.chunks - 1 && a.norm;
-    int place = 0;
-    for (int s = 0; s < p.steps; s++) {
-      random_delay();
-      barrier_wait(bar, phase);
-      Records r;  // stale behind the last tile: nobody adds it
-      load_records(codes, ends, r);
-      float acc[TILES][NT][4];
-      multiply_records(r, w, acc);
-      barrier_wait(p.partial_empty + 8 * place, taken >> place & 1);
-      taken ^= 1u << place;
+    bool has_squares = c == p.chunks - 1 && a.norm;  // to give: neither before the first product nor behind the last
+    int s = 0, end = has_squares ? 1 : p.steps;
+#pragma unroll 1
+    while (true) {
+#pragma unroll 1
+      for (; s < end; s++) {
+        random_delay();
+        watched_wait(stage, phase);
+        Records r;  // stale behind the last tile: nobody adds it
+        load_records(stage * (STAGE / 8) + codes, stage * (STAGE / 8) + ends, r);
+        float acc[TILES][NT][4];
+        multiply_records(r, w, acc);
+        watched_wait(slot + 8 * SLOTS, taken & 1);
+        taken = taken >> 1 | (~taken & 1) << SLOTS - 1;
 #pragma unroll
-      for (int i = 0; i < TILES; i++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-          to[((place * TILES + i) * NT + n) * WARPS * 32] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
-      random_delay();
-      __syncwarp();
-      // The stage is freed here, behind stores that need its contents. A release right behind the loads
-      // orders them before other threads' accesses, not before the copy engine's: loads still under way
-      // then found the next records.
-      if (lane == 0) barrier_arrive(bar + TO_EMPTY), barrier_arrive(p.partial_full + 8 * place);
-      codes += STAGE, ends += STAGE, bar += 8;
-      if (bar == end) codes -= a.stages * STAGE, ends -= a.stages * STAGE, bar = p.full, phase ^= 1;
-      if (++place == SLOTS) place = 0;
-      if (has_squares && s == 0) give_squares(p, w, warp, lane);  // neither before the first product nor behind the last
+        for (int i = 0; i < TILES * NT; i++) {
+          const float(&v)[4] = acc[i / NT][i % NT];
+          store_shared4(slot * (SLOT / 8) + sums + i * WARPS * 512, make_float4(v[0], v[1], v[2], v[3]));
+        }
+        random_delay();
+        __syncwarp();
+        // The stage is freed here, behind stores that need its contents. A release right behind the loads
+        // orders them before other threads' accesses, not before the copy engine's: loads still under way
+        // then found the next records.
+        if (lane == 0) barrier_arrive(stage + TO_EMPTY), barrier_arrive(slot);
+        if (stage == last_stage) stage = first_stage, phase ^= 1;
+        else stage += 8;
+        slot = slot == last_slot ? last_slot - 8 * (SLOTS - 1) : slot + 8;
+      }
+      if (!has_squares) break;
+      give_squares(p, w, warp, lane);
+      has_squares = false, end = p.steps;
     }
     codes -= place_of_chunk, ends -= place_of_chunk;
+    // Past the slots that this chunk had no step for: the next one begins with the first.
+    for (; slot != last_slot - 8 * (SLOTS - 1); slot = slot == last_slot ? last_slot - 8 * (SLOTS - 1) : slot + 8)
+      taken = taken >> 1 | (taken & 1) << SLOTS - 1;
   }
 }
 

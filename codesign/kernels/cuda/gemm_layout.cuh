@@ -30,6 +30,7 @@
 // Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
 // a waiting warp skips could take an older phase for the one it waits for.
 #define SLOTS (NT * TILES <= 2 ? 3 : 2)
+#define SLOT (TILES * NT * WARPS * 512)  // bytes of a step's partial sums
 #define THREADS (32 * (WARPS + 1 + SLOTS))
 // Registers are left to load the next chunk's x while this one's is multiplied.
 #define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1 && CHUNKS != 1)

@@ -51,11 +51,11 @@ __device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Co
   int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int s = 0; s < 8; s += 2) {
-    mma_bytes<true>(c, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, w.high[n][s], w.high[n][s + 1]);
-    mma_bytes<false>(d, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, w.low[n][s], w.low[n][s + 1]);
+    minus_bytes<true>(c, w.high[n][s], w.high[n][s + 1]);
+    minus_bytes<false>(d, w.low[n][s], w.low[n][s + 1]);
   }
 #pragma unroll
-  for (int i = 0; i < 2; i++) w.less[n][i] = -((c[i] << 8) + d[i]);
+  for (int i = 0; i < 2; i++) w.less[n][i] = (c[i] << 8) + d[i];
 }
 
 // Make them B fragments, times the norm's weight.

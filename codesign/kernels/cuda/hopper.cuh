@@ -14,6 +14,8 @@ __device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.la
 
 // Shared memory, and that of the other blocks of a cluster.
 
+// In a register from here on: the compiler does not find it anew where it is needed.
+__device__ __forceinline__ void keep(u32& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ u32 remote_address(u32 local, int rank) {
   u32 remote;
@@ -89,6 +91,13 @@ __device__ __forceinline__ void barrier_wait(u32 bar, int parity) {
     if (done) return;
     if (tries > (1u << 22)) asm volatile("trap;");
   }
+}
+// The same without a limit, for a warp that others wait for who have one. The compiler makes one try of it that falls through,
+// and puts the loop out of the way.
+__device__ __forceinline__ void watched_wait(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n .reg .pred p;\nagain:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @!p bra.uni again;\n}" ::"r"(bar), "r"(parity)
+      : "memory");
 }
 // The same for the first phase of a barrier that counts bytes from other blocks.
 __device__ __forceinline__ void arrival_wait(u32 bar) {
@@ -223,4 +232,15 @@ __device__ __forceinline__ void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u
   else
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Adds minus the sum of each column of B, of bytes with a sign (SIGNED) or without: A is -1 throughout.
+template <bool SIGNED>
+__device__ __forceinline__ void minus_bytes(int (&c)[4], u32 b0, u32 b1) {
+  const u32 minus = ~0u;
+  if (SIGNED)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %4, %4, %4}, {%5, %6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(minus), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %4, %4, %4}, {%5, %6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(minus), "r"(b0), "r"(b1));
 }
