@@ -19,6 +19,7 @@ from codesign.dashboard.plan_tables import (
     TITLES,
     candidate_table,
     convergence_table,
+    figures_of,
     inside,
     rival,
     side_by_side,
@@ -130,16 +131,17 @@ def show_winner(found: Found, fit: Fit) -> None:
 
 def show_front(found: Found) -> None:
     st.subheader("Trade-offs")
-    table = candidate_table(found.plan)
+    figures = figures_of(found.plan.slo, has_own=found.has_own)
+    table = candidate_table(found.plan, figures)
     axes = [name for name in AXES if name in table]
     left, right = st.columns(2)
-    titles = {name: TITLES[name].title for name in axes}
+    titles = {name: figures[name].title for name in axes}
     x = left.selectbox("Across", axes, key="x", bind=LINK, format_func=titles.get)
     y = right.selectbox(
         "Up", axes, index=min(1, len(axes) - 1), key="y", bind=LINK, format_func=titles.get
     )
     event = st.altair_chart(
-        charts.pareto_chart(table, x, y, best=found.plan.chosen.label),
+        charts.pareto_chart(table, x, y, best=found.plan.chosen.label, figures=figures),
         on_select="rerun",
         alt=f"Plans by {titles[x]} and {titles[y]}, the best trade-offs connected by a line",
     )
@@ -153,7 +155,7 @@ def show_front(found: Found) -> None:
         hide_index=True,
         column_order=[
             "place", "plan", "meets", "origin",
-            *(name for figure in TITLES for name in (figure, f"{figure}_range")),
+            *(name for figure in figures for name in (figure, f"{figure}_range")),
             "load", "simulations",
         ],
         column_config={
@@ -161,9 +163,9 @@ def show_front(found: Found) -> None:
             "plan": st.column_config.TextColumn("plan", pinned=True),
             "meets": "meets the SLO",
             "origin": "step times",
-            **{f"{name}_range": "from .. to" for name in TITLES},
-            **{name: st.column_config.NumberColumn(TITLES[name].title, format="%.4g")
-               for name in TITLES},
+            **{f"{name}_range": "from .. to" for name in figures},
+            **{name: st.column_config.NumberColumn(figure.title, format="%.4g")
+               for name, figure in figures.items()},
         },
     )  # fmt: skip
 
@@ -177,7 +179,8 @@ def show_two(found: Found) -> None:
     left, right = st.columns(2)
     one = left.selectbox("First", labels, key="first", bind=LINK)
     other = right.selectbox("Second", labels, index=rival(found.plan), key="second", bind=LINK)
-    st.dataframe(side_by_side(found.plan, one, other), hide_index=True)
+    figures = figures_of(found.plan.slo, has_own=found.has_own)
+    st.dataframe(side_by_side(found.plan, one, other, figures), hide_index=True)
     st.altair_chart(
         charts.two_rounds_chart(span_table(found.plan, list(dict.fromkeys([one, other])))),
         alt="Where a round's time goes in both plans",

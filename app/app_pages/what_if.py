@@ -83,12 +83,14 @@ def show_charts(prediction: Prediction, slo: SLO, limit: int) -> None:
     from codesign.dashboard import what_if_charts as charts  # slow, and the numbers are there
 
     frames, percent = prediction.frames, slo.percentile
+    tpot = None if prediction.has_own else slo.tpot
     places = [column for _ in range(3) for column in st.columns(2)]
     shown = (
         ("TTFT of requests", charts.latency_chart(frames.latency, "ttft", slo.ttft, percent),
          "Share of requests by TTFT, with the target"),
-        ("TPOT of requests", charts.latency_chart(frames.latency, "tpot", slo.tpot, percent),
-         "Share of requests by TPOT, with the target"),
+        (f"TPOT of requests{'; each has its own target' if prediction.has_own else ''}",
+         charts.latency_chart(frames.latency, "tpot", tpot, percent),
+         "Share of requests by TPOT, with the target if all have the same"),
         ("Requests running", charts.running_chart(frames.over_time, limit),
          "Requests running over time, and the batch limit"),
         ("Speculative length", charts.tokens_chart(frames.over_time),

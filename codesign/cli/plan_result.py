@@ -47,7 +47,7 @@ def result_text(
         "",
         f"best      {plan.chosen.label}",
         *wrapped("", describe(plan.chosen.candidate)),
-        *_figures(plan),
+        *_figures(plan, has_own=trace.own_targets > 0),
         *wrapped("why", plan.reason),
     ]
     lines += wrapped("second", plan.runner_up) if plan.runner_up else []
@@ -214,16 +214,19 @@ def describe(candidate: Candidate) -> str:
     return f"{how}; {where}; at most {counted(candidate.max_batch, 'request')} at once{each}"
 
 
-def _figures(plan: Plan) -> list[str]:
-    predicted, percent = plan.chosen.predicted, f"p{plan.slo.percentile:g}"
+def _figures(plan: Plan, *, has_own: bool) -> list[str]:
+    from codesign.slo_figure import slo_figure
+
+    predicted = plan.chosen.predicted
     has_draft = plan.chosen.candidate.speculation.has_draft
     rows = [("", "predicted", "SLO", "")]
     for name, target in (("ttft", plan.slo.ttft), ("tpot", plan.slo.tpot)):
         if f"{name}_slo" in predicted:
             value = predicted[f"{name}_slo"]
-            limit = "" if target is None else f"{number_text(1000 * target)} ms"
+            told = slo_figure(name, plan.slo, has_own=has_own)
+            limit = "" if target is None else f"{number_text(told.factor * target)} {told.unit}"
             verdict = "" if target is None else "ok" if value.value <= target else "missed"
-            rows.append((f"{name.upper()} {percent}", _shown(value, 1000.0, "ms"), limit, verdict))
+            rows.append((told.title, _shown(value, told.factor, told.unit), limit, verdict))
     for name, unit in (
         ("throughput", "tokens/s"),
         ("goodput", "req/s"),

@@ -143,6 +143,7 @@ def _predict(args: argparse.Namespace) -> None:
     from codesign.planner.defaults import expecting
     from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import too_long_note
+    from codesign.records import has_own_targets
     from codesign.run_directory import make_folder, write_run
     from codesign.sim import simulate
 
@@ -193,7 +194,12 @@ def _predict(args: argparse.Namespace) -> None:
         )
         say(f"wrote {args.out}")
     data = f"step times {origin}, acceptance {fit.acceptance_origin}"
-    emit(args, {**payload, "out": args.out}, lambda: _as_text(candidate, metrics, slo, data))
+    has_own = has_own_targets(trace.requests)
+    emit(
+        args,
+        {**payload, "out": args.out},
+        lambda: _as_text(candidate, metrics, slo, data, has_own=has_own),
+    )
 
 
 def _candidate(args: argparse.Namespace, fit: Fit) -> Candidate:
@@ -218,17 +224,20 @@ def _deployment(text: str | None, spec: SpeculationSpec, fit: Fit) -> Deployment
         raise UsageError(f"--deployment: {err}") from err
 
 
-def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str) -> str:
+def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str, *, has_own: bool) -> str:
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1000.0
 
+    tpot = milliseconds(slo.tpot)  # given if any request has its own
+    told = f"own, or {number_text(tpot)}" if has_own and tpot is not None else tpot
+    targets = (("ttft", milliseconds(slo.ttft)), ("tpot", told))
     times = [
         [
             f"{key.upper()} ms",
             *(milliseconds(getattr(metrics, f"{key}_{part}")) for part in _PARTS),
-            milliseconds(getattr(slo, key)),
+            target,
         ]
-        for key in ("ttft", "tpot")
+        for key, target in targets
     ]
     attained = metrics.slo_attainment
     if not slo.is_set:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
@@ -9,22 +10,24 @@ import numpy as np
 import pandas as pd
 
 from codesign.dashboard.chart_parts import COLOURS, GREY, legend, named
-from codesign.dashboard.plan_tables import TITLES, on_front
+from codesign.dashboard.plan_tables import TITLES, Figure, on_front
 from codesign.dashboard.what_if_charts import SPAN_NAMES
 
 BRUSH = "brush"
 _HEIGHT = 380
 
 
-def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
+def pareto_chart(
+    table: pd.DataFrame, x: str, y: str, *, best: str, figures: Mapping[str, Figure] = TITLES
+) -> Any:
     """Rows of ``candidate_table`` by two figures, with ranges, front, brush, the best ringed."""
     shown = table.loc[table[[x, y]].notna().all(axis=1)]
     shown = shown.assign(
         front=np.where(on_front(shown, x, y), "on the front", "beaten in both"),
         chosen=np.where(shown["plan"] == best, "chosen", shown["family"]),
     )
-    axis_x = alt.X(f"{x}:Q", title=TITLES[x].title, scale=_scale(shown, x))
-    axis_y = alt.Y(f"{y}:Q", title=TITLES[y].title, scale=_scale(shown, y))
+    axis_x = alt.X(f"{x}:Q", title=figures[x].title, scale=_scale(shown, x))
+    axis_y = alt.Y(f"{y}:Q", title=figures[y].title, scale=_scale(shown, y))
     families = legend(columns=2)
     base = alt.Chart(shown)
     ranges = base.transform_filter(alt.datum.front == "on the front")
@@ -33,10 +36,10 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
         .transform_filter(alt.datum.front == "on the front")
         .encode(x=axis_x, y=axis_y, order=f"{x}:Q"),
         ranges.mark_rule(opacity=0.5, color=GREY).encode(
-            x=alt.X(f"{x}_low:Q", title=TITLES[x].title), x2=f"{x}_high:Q", y=axis_y
+            x=alt.X(f"{x}_low:Q", title=figures[x].title), x2=f"{x}_high:Q", y=axis_y
         ),
         ranges.mark_rule(opacity=0.5, color=GREY).encode(
-            y=alt.Y(f"{y}_low:Q", title=TITLES[y].title), y2=f"{y}_high:Q", x=axis_x
+            y=alt.Y(f"{y}_low:Q", title=figures[y].title), y2=f"{y}_high:Q", x=axis_x
         ),
         base.mark_point(size=90, strokeWidth=1.6)
         .encode(
@@ -56,8 +59,8 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
             opacity=alt.condition(alt.datum.front == "on the front", alt.value(1), alt.value(0.5)),
             tooltip=[
                 alt.Tooltip("plan:N"),
-                alt.Tooltip(f"{x}:Q", format=",.3~g", title=TITLES[x].title),
-                alt.Tooltip(f"{y}:Q", format=",.3~g", title=TITLES[y].title),
+                alt.Tooltip(f"{x}:Q", format=",.3~g", title=figures[x].title),
+                alt.Tooltip(f"{y}:Q", format=",.3~g", title=figures[y].title),
                 alt.Tooltip("meets:N", title="meets the SLO"),
                 alt.Tooltip("front:N", title="trade-off"),
             ],

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from codesign.dashboard.records_frames import column
 from codesign.dashboard.words import interval_text, number_text
 from codesign.errors import counted
+from codesign.slo_figure import slo_figure
 
 if TYPE_CHECKING:
     from codesign.candidate import ScoredCandidate
+    from codesign.config import SLO
     from codesign.dashboard.planning import Seen
     from codesign.plan import Plan
 
@@ -49,16 +51,31 @@ FIGURES = (
     Figure("mean_batch", "batch", 1.0, True),
 )
 TITLES = {figure.name: figure for figure in FIGURES}
+_OWN_TITLE = "TPOT / target at the percentile, %"
 _SLIGHT = 0.0005  # relative change that one decimal of a percent does not show
 AXES = ("tpot_slo", "ttft_slo", "latency_mean", "goodput", "throughput")
 
 
-def candidate_table(plan: Plan) -> pd.DataFrame:
+def figures_of(slo: SLO, *, has_own: bool) -> dict[str, Figure]:
+    """Figures by name, as shown of a plan with these targets.
+
+    Args:
+        slo: Common targets.
+        has_own: Requests have TPOT targets of their own.
+    """
+    told = slo_figure("tpot", slo, has_own=has_own)
+    if told.unit != "%":
+        return TITLES
+    return TITLES | {"tpot_slo": Figure("tpot_slo", _OWN_TITLE, told.factor, False)}
+
+
+def candidate_table(plan: Plan, figures: Mapping[str, Figure] = TITLES) -> pd.DataFrame:
     """One row per candidate, best first: what it is, its figures as shown, each with its range."""
-    return pd.DataFrame([_row(number, scored) for number, scored in enumerate(plan.scored, 1)])
+    rows = [_row(number, scored, figures) for number, scored in enumerate(plan.scored, 1)]
+    return pd.DataFrame(rows)
 
 
-def _row(number: int, scored: ScoredCandidate) -> dict[str, Any]:
+def _row(number: int, scored: ScoredCandidate, figures: Mapping[str, Figure]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "place": number,
         "plan": scored.label,
@@ -68,7 +85,7 @@ def _row(number: int, scored: ScoredCandidate) -> dict[str, Any]:
         "simulations": scored.num_seeds,
         "origin": scored.origin,
     }
-    for figure in FIGURES:
+    for figure in figures.values():
         interval = scored.predicted.get(figure.name)
         if interval is not None:
             row[figure.name] = figure.factor * interval.value
@@ -106,11 +123,13 @@ def inside(table: pd.DataFrame, brush: Mapping[str, Sequence[float]]) -> pd.Data
     return table.loc[kept]
 
 
-def side_by_side(plan: Plan, one: str, other: str) -> pd.DataFrame:
+def side_by_side(
+    plan: Plan, one: str, other: str, figures: Mapping[str, Figure] = TITLES
+) -> pd.DataFrame:
     """Figures of two candidates, the change from the first to the second, and who is better."""
     left, right = plan.find(one), plan.find(other)
     rows = []
-    for figure in FIGURES:
+    for figure in figures.values():
         ours, theirs = left.predicted.get(figure.name), right.predicted.get(figure.name)
         if ours is None or theirs is None:
             continue

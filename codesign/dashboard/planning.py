@@ -32,6 +32,7 @@ from codesign.planner.plan_file import save_plan
 from codesign.planner.predict import Outcome
 from codesign.planner.prepared_trace import prepare_trace
 from codesign.planner.search_cache import SearchCache
+from codesign.records import has_own_targets
 
 if TYPE_CHECKING:
     from codesign.plan import Plan
@@ -93,12 +94,14 @@ class Found:
         answer: Size of the search.
         seen: Its simulations.
         files: Content by name: plan.json and what it depends on.
+        has_own: Requests have TPOT targets of their own.
     """
 
     plan: Plan
     answer: Answer
     seen: tuple[Seen, ...]
     files: dict[str, bytes]
+    has_own: bool
 
     def bundle(self) -> bytes:
         """A ZIP of the files: unpacked, ``codesign run --plan plan.json`` works in it."""
@@ -176,7 +179,8 @@ def find_plan(
         plan_file = Path(folder) / "plan.json"
         plan = save_plan(plan_file, question, answer, trace=prepared, fit_file=copied)
         files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-    return _plans.put(_key(asked), Found(plan, answer, tuple(cache.seen), files))
+    has_own = has_own_targets(prepared.requests)
+    return _plans.put(_key(asked), Found(plan, answer, tuple(cache.seen), files, has_own))
 
 
 class _Watched(SearchCache):

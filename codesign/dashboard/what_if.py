@@ -31,6 +31,7 @@ from codesign.planner.question import NUM_SEEDS
 from codesign.planner.screen import screen
 from codesign.planner.uncertainty import interval_over_seeds, time_error
 from codesign.policy.speculation import fanout_of, parse_policy
+from codesign.records import has_own_targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +85,7 @@ class Prediction:
         num_requests: Simulated.
         num_in_trace: Of the trace.
         acceptance_origin: Where the acceptance comes from.
+        has_own: Requests have TPOT targets of their own.
         notes: What was done to the trace.
     """
 
@@ -95,6 +97,7 @@ class Prediction:
     num_requests: int
     num_in_trace: int
     acceptance_origin: str
+    has_own: bool
     notes: tuple[str, ...]
 
     @property
@@ -182,6 +185,7 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
         num_requests=len(requests),
         num_in_trace=len(trace),
         acceptance_origin=fit.acceptance_origin,
+        has_own=has_own_targets(trace.requests),
         notes=trace.notes,
     )
 

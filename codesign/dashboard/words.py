@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from codesign.dashboard.records_frames import BOTH
 from codesign.errors import counted
+from codesign.slo_figure import slo_figure
 
 if TYPE_CHECKING:
     from codesign.candidate import Interval
@@ -39,8 +40,6 @@ class Tile:
 
 # Figure, label, factor, unit, explanation.
 _TILES = (
-    ("ttft_slo", "TTFT p{:g}", 1000.0, "ms", "Arrival to first token, at the SLO's percentile."),
-    ("tpot_slo", "TPOT p{:g}", 1000.0, "ms", "Time per later token, at the SLO's percentile."),
     ("tpot_mean", "TPOT mean", 1000.0, "ms", "Time per later token, mean over requests."),
     ("latency_mean", "Latency mean", 1.0, "s", "Arrival to last token, mean over requests."),
     ("slo_attainment", "In SLO", 100.0, "%", "Share of requests that finish and meet every "
@@ -58,7 +57,12 @@ _BUSY = {"target": "Target busy, %", "draft": "Draft busy, %", BOTH: "GPUs busy,
 def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
     """Every figure of a prediction."""
     shown, times = [], prediction.scored.origin
-    for name, label, factor, unit, explanation in _TILES:
+    at_percentile = [
+        (f"{name}_slo", told.title, told.factor, told.unit, told.explanation)
+        for name in ("ttft", "tpot")
+        for told in [slo_figure(name, slo, has_own=prediction.has_own)]
+    ]
+    for name, label, factor, unit, explanation in (*at_percentile, *_TILES):
         interval = prediction.scored.predicted.get(name)
         if interval is None:
             continue
@@ -68,8 +72,7 @@ def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
         if name == "acceptance_length":
             origin = tokens_origin(prediction.acceptance_origin)
             explanation += f" Acceptance {prediction.acceptance_origin}."
-        title = f"{label.format(slo.percentile)}, {unit}"
-        shown.append(_tile(title, interval, factor, origin, explanation))
+        shown.append(_tile(f"{label}, {unit}", interval, factor, origin, explanation))
     shown += [
         _tile(_BUSY[name], share, 100.0, times,
               "Share of the run in which these workers compute anything. One request keeps them as "
@@ -94,10 +97,10 @@ def verdict(prediction: Prediction, slo: SLO) -> str:
         if figure is None and f"{name}_mean" not in prediction.scored.predicted:
             parts.append(f"no answer has a {name.upper()}")  # of one token, the TPOT
             continue
-        shown = "never" if figure is None else f"{number_text(1000 * figure.value)} ms"
-        parts.append(
-            f"{name.upper()} p{slo.percentile:g} {shown} of {number_text(1000 * target)} ms"
-        )
+        told = slo_figure(name, slo, has_own=prediction.has_own)
+        shown = "never" if figure is None else f"{number_text(told.factor * figure.value)}"
+        shown += "" if figure is None else f" {told.unit}"
+        parts.append(f"{told.title} {shown} of {number_text(told.factor * target)} {told.unit}")
     if not parts:
         return "No SLO set."
     word = "Meets the SLO" if prediction.scored.is_feasible else "Misses the SLO"

@@ -180,7 +180,12 @@ def _answer(
     return Answer(
         ranked=ranked,
         ties=find_ties(ranked, question.objective),
-        reason=explain(ranked, question.slo, question.objective),
+        reason=explain(
+            ranked,
+            question.slo,
+            question.objective,
+            has_own=has_own_targets(question.requests),
+        ),
         runner_up=explain_runner_up(ordered, question.objective),
         economics=weigh_speculation(ranked, question),
         doubts=doubts,

@@ -8,6 +8,7 @@ from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO
 from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry, may_be_best
 from codesign.planner.saturation import OVERLOADED
+from codesign.slo_figure import slo_figure
 
 FIGURE_WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}
 _OVERLOAD = (
@@ -27,10 +28,18 @@ _SPAN_WORDS = {
 }
 
 
-def explain(ranked: Sequence[ScoredCandidate], slo: SLO, objective: str) -> str:
+def explain(
+    ranked: Sequence[ScoredCandidate], slo: SLO, objective: str, *, has_own: bool = False
+) -> str:
     """One line: what the first candidate's rounds spend time on, its gain, the nearest target.
 
     A queue that grows without end comes first: no other figure means much beside it.
+
+    Args:
+        ranked: Predictions, best first.
+        slo: Targets.
+        objective: What decides.
+        has_own: Requests have TPOT targets of their own.
     """
     best = ranked[0]
     parts = _load_words(ranked, slo, objective)
@@ -43,7 +52,7 @@ def explain(ranked: Sequence[ScoredCandidate], slo: SLO, objective: str) -> str:
     parts += _gain_over_plain(ranked)
     if best.candidate.family == "plain" and any(s.candidate.family != "plain" for s in ranked):
         parts.append("no plan with a draft serves this better")
-    parts.append(_nearest_target(best, slo))
+    parts.append(_nearest_target(best, slo, has_own=has_own))
     return "; ".join(parts)
 
 
@@ -150,7 +159,7 @@ def _gain_over_plain(ranked: Sequence[ScoredCandidate]) -> list[str]:
     return [f"mean TPOT {abs(1 - ratio):.0%} {word} plain decoding's{miss}"]
 
 
-def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:
+def _nearest_target(best: ScoredCandidate, slo: SLO, *, has_own: bool) -> str:
     used = {
         name: best.predicted[f"{name}_slo"].value / target
         for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot))
@@ -160,6 +169,6 @@ def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:
         return "no target applies" if slo.is_set else "no SLO was set"
     name = max(used, key=used.__getitem__)
     # More load may reach another target first: a queue grows faster than a batch gets slower.
-    return (
-        f"{name.upper()} p{slo.percentile:g} has the least room, at {used[name]:.0%} of its target"
-    )
+    figure = slo_figure(name, slo, has_own=has_own)
+    of = "" if figure.unit == "%" else " of its target"
+    return f"{figure.title} has the least room, at {used[name]:.0%}{of}"

@@ -13,6 +13,7 @@ from codesign.config import SLO
 from codesign.planner.explanation import milliseconds
 from codesign.planner.predict import Outcome, misses
 from codesign.planner.ranking import Entry
+from codesign.slo_figure import slo_figure
 
 # Simulates candidates, each with the arrival rate times a factor; outcomes by seed of each.
 AtRates = Callable[[Sequence[tuple[Candidate, float]]], list[list[Outcome]]]
@@ -53,7 +54,8 @@ def nearest_miss(
     target = max(by_target, key=by_target.__getitem__)
     line = (
         f"none of {len(ordered)} simulated plans meets the SLO. Nearest miss: "
-        f"{nearest.candidate.label}: {_shown(target, slo, by_target[target])}"
+        f"{nearest.candidate.label}: "
+        f"{_shown(target, slo, by_target[target], has_own=has_own)}"
     )
     entries = _likely(nearest, ordered, slo)
     steps = progress and partial(progress, "nearest miss")
@@ -162,9 +164,11 @@ def _rounded_down(rate: float) -> float:
     return math.floor(rate / step) * step
 
 
-def _shown(target: str, slo: SLO, ratio: float) -> str:
-    limit = getattr(slo, target)
-    name = f"{target.upper()} p{slo.percentile:g}"
+def _shown(target: str, slo: SLO, ratio: float, *, has_own: bool) -> str:
+    limit, figure = getattr(slo, target), slo_figure(target, slo, has_own=has_own)
+    name = figure.title
+    if figure.unit == "%":
+        return f"{name} is {f'{ratio:.0%}' if ratio < _TOO_MANY_TIMES else 'far beyond 100%'}"
     if not math.isfinite(ratio):
         return f"{name} is never reached, target {milliseconds(limit)}"
     over = f"{ratio - 1:.0%} over"

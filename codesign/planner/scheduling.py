@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from codesign.planner.executor import Job, Task, run_job
+from codesign.records import has_own_targets
+from codesign.slo_figure import slo_figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,21 +43,20 @@ def scheduling_note(candidate: Candidate, question: Question) -> str:
     now, then = (figures["slo_attainment"] for figures in found)
     if then < now + _NOTICEABLE:
         return ""
+    price = _price(found[0], found[1], slo, has_own=has_own_targets(question.requests))
     first = "" if job.end == len(question.requests) else f"first {job.end} "
     return (
         f"serving by its targets, {candidate.label} keeps {then:.0%} of the {first}requests within "
-        f"them, instead of {now:.0%}{_price(found[0], found[1], slo)}: --scheduling slo"
+        f"them, instead of {now:.0%}{price}: --scheduling slo"
     )
 
 
-def _price(now: Mapping[str, float], then: Mapping[str, float], slo: SLO) -> str:
+def _price(now: Mapping[str, float], then: Mapping[str, float], slo: SLO, *, has_own: bool) -> str:
     """What it costs those that are late; "" if no target is missed more than it was."""
-    place = f"p{slo.percentile:g}"
-    worse = [
-        f"{name.upper()} {place} {1e3 * then[key]:,.0f} ms, not {1e3 * now[key]:,.0f}"
-        for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot))
-        if target is not None
-        and (key := f"{name}_{place}") in now
-        and then[key] > max(target, now[key])
-    ]
+    worse = []
+    for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
+        key, shown = f"{name}_slo", slo_figure(name, slo, has_own=has_own)
+        if target is not None and key in now and then[key] > max(target, now[key]):
+            late, was = (shown.factor * figures[key] for figures in (then, now))
+            worse.append(f"{shown.title} {late:,.0f} {shown.unit}, not {was:,.0f}")
     return f" ({', '.join(worse)}, as those that are late wait longer)" if worse else ""

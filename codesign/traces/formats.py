@@ -40,8 +40,8 @@ from codesign.traces.opening import load_csv, one_line_errors, open_file
 _MAX_HEADER = 2**16
 _OPTIONAL = ("category", "hash_ids", "speculates", "slo_tpot")  # columns of ours
 _OWN_TARGETS = (
-    "requests have TPOT targets of their own (slo_tpot) and are held to these; in a TPOT at the "
-    "SLO's percentile theirs counts on the scale of the common target"
+    "requests have TPOT targets of their own (slo_tpot) and are held to these; what the SLO's "
+    "percentile is taken of is TPOT / target: each TPOT over its own target, or the common one"
 )
 _SLOWEST = 5.0  # seconds a token: a target above is one in milliseconds
 

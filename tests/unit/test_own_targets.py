@@ -12,6 +12,10 @@ from codesign.artifacts import read_table, write_table
 from codesign.candidate import Candidate
 from codesign.cli import main
 from codesign.config import SLO, Serving, parse_deployment
+from codesign.dashboard.choices import Machine, Traffic
+from codesign.dashboard.plan_tables import figures_of
+from codesign.dashboard.what_if import Asked, predict
+from codesign.dashboard.words import tiles, verdict
 from codesign.errors import InputError
 from codesign.fit.what_if import what_if_fit
 from codesign.metrics import meets_slo, slo_values, summarise
@@ -144,7 +148,9 @@ def test_commands_say_that_requests_have_targets_of_their_own(tmp_path, capsys):
     words += ["--target", "llama-3.1-8b:int4", "--draft", "llama-3.2-1b:int4"]
     words += ["--policy", "plain", "--slo-tpot-ms", "100"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    assert "requests have TPOT targets of their own" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "requests have TPOT targets of their own" in said.err
+    assert "own, or 100" in said.out
     kept = read_run(tmp_path / "run").records.requests
     assert [request.slo_tpot for request in kept] == OWN
     assert main(["trace", "show", str(file), "--out", str(tmp_path / "t.jsonl")]) == 0
@@ -189,7 +195,37 @@ def test_what_no_machine_keeps_is_to_be_changed_in_the_trace(tmp_path, capsys):
     assert main(["plan", "--trace", trace, *PAIR, *words]) == 3
     said = capsys.readouterr().err
     assert "times their slo_tpot in the trace" in said
+    assert "TPOT / target p90 is " in said
     assert "would meet --slo-tpot-ms" not in said
+
+
+def test_what_is_held_to_own_targets_is_no_tpot_in_milliseconds(tmp_path, capsys):
+    trace = asking(tmp_path, *["4", "0.5", "4", "0.25"] * 3)
+    words = ["--slo-tpot-ms", "50", "--out", str(tmp_path / "plan.json")]
+    assert main(["plan", "--trace", trace, *PAIR, *words]) == 0
+    said, _, table = capsys.readouterr().out.partition("plan (times in ms)")
+    (line,) = [line for line in said.splitlines() if line.startswith("  TPOT / target p90")]
+    assert line.endswith("100 %     ok")
+    assert "TPOT p90" not in said
+    assert "TPOT / target p90 has the least room, at " in said
+    of_target = float(line.split()[4])
+    slowest = float(table.splitlines()[1].split()[6])  # milliseconds
+    assert of_target == pytest.approx(slowest / 250 * 100, rel=0.05)
+
+
+def test_the_dashboard_shows_shares_of_own_targets_by_another_name(tmp_path):
+    trace = Traffic(asking(tmp_path, "0.5", "0.25", ""))
+    slo = SLO(tpot=0.05)
+    asked = Asked(trace, Machine(), "plain", "8", 4, slo, Serving(preemption=True))
+    prediction = predict(asked, is_coarse=True)
+    shown = {tile.label: tile for tile in tiles(prediction, slo)}
+    assert "TPOT / target p90, %" in shown
+    assert "own target" in shown["TPOT / target p90, %"].explanation
+    assert "TPOT / target p90 " in verdict(prediction, slo)
+    assert " of 100 %" in verdict(prediction, slo)
+    figure = figures_of(slo, has_own=True)["tpot_slo"]
+    assert (figure.title, figure.factor * 0.05) == ("TPOT / target at the percentile, %", 100.0)
+    assert figures_of(slo, has_own=False)["tpot_slo"].title == "TPOT at the percentile, ms"
 
 
 def test_the_note_on_targets_stays_one_note(tmp_path):

@@ -272,10 +272,15 @@ def test_a_note_says_how_many_more_would_be_in_time_by_their_targets(question):
     ],
 )
 def test_the_note_says_what_serving_by_targets_costs_those_that_are_late(ttft, tpot, words):
-    now, then = {"ttft_p90": 0.508, "tpot_p90": 0.015}, {"ttft_p90": ttft, "tpot_p90": tpot}
-    found = _price(now, then, SLO(ttft=0.5, tpot=0.02))
+    now, then = {"ttft_slo": 0.508, "tpot_slo": 0.015}, {"ttft_slo": ttft, "tpot_slo": tpot}
+    found = _price(now, then, SLO(ttft=0.5, tpot=0.02), has_own=False)
     assert found.startswith(words)
     assert bool(found) == bool(words)
+
+
+def test_the_note_says_it_by_own_targets_where_requests_have_them():
+    found = _price({"tpot_slo": 0.015}, {"tpot_slo": 0.03}, SLO(tpot=0.02), has_own=True)
+    assert found.startswith(" (TPOT / target p90 150 %, not 75, as those")
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(question, tmp_path, monkeypatch):
