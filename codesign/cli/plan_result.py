@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from codesign.traces import Trace
 
 _CHECKPOINTS = " --target FOLDER --draft FOLDER"
+_LITTLE_GAIN = 0.05  # in decoding speed: what a good prediction may be off
 _MOST_DOUBTS = 2
 _MOST_TIES = 3
 _COLUMNS = (
@@ -109,36 +110,49 @@ def pays_text(plan: Plan) -> str:
     if plan.economics is None:
         return ""
     missing = {scored.label for scored in plan.scored if not scored.is_feasible}
-    return _economics_text(plan.economics, missing)
+    return _economics_text(plan.economics, missing, _error_of(plan, plan.economics.speculative))
 
 
-def _economics_text(economics: Economics, missing: Collection[str]) -> str:
+def _error_of(plan: Plan, label: str) -> float:
+    """By what share the mean TPOT of a plan may be off; 0 if nobody knows."""
+    tpot = next((s.predicted.get("tpot_mean") for s in plan.scored if s.label == label), None)
+    return (tpot.high - tpot.low) / (2 * tpot.value) if tpot and tpot.value > 0 else 0.0
+
+
+def _economics_text(economics: Economics, missing: Collection[str], error: float) -> str:
 
     def told(label: str) -> str:
         return f"{label} (misses the SLO)" if label in missing else label
 
-    name = told(economics.speculative)
     word = "faster" if economics.gain >= 1 else "slower"
     ratio = economics.gain if economics.gain >= 1 else 1 / economics.gain
-    if economics.crossover is None:
-        most = counted(economics.largest_batch, "running request")
-        load = f"{name} pays at every load, up to {most}"
-    elif economics.crossover == 0:
-        load = f"{name} pays at no load"
-    else:
-        load = f"{name} pays up to {counted(economics.crossover, 'running request')}, not above"
+    load = f"{told(economics.speculative)} {_up_to(economics, error)}"
     if economics.lasting:
         load += f"; {told(economics.lasting)} up to {economics.lasting_crossover:,}"
     rate = economics.break_even_rate
     subject = economics.speculative if economics.lasting else "it"
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
+    off = f", less than the prediction may be off ({error:.0%})" if ratio - 1 < error else ""
     return (
-        f"{load}. With {economics.batch:.3g} running, prompts not counted, {subject} decodes "
-        f"{ratio:.3g} times {word} than {told(economics.null_plan)}; it breaks even at "
-        f"{economics.break_even_length:.2f} tokens per round{chance} and emits "
+        f"{load}. With {economics.batch:.3g} running on each, prompts not counted, {subject} "
+        f"decodes {ratio:.3g} times {word} than {told(economics.null_plan)}{off}; it breaks even "
+        f"at {economics.break_even_length:.2f} tokens per round{chance} and emits "
         f"{economics.acceptance_length:.2f}; perfect knowledge of which tokens will be accepted "
         f"would make it {economics.oracle_gain:.3g} times"
     )
+
+
+def _up_to(economics: Economics, error: float) -> str:
+    """Whether a plan pays, up to which load: a small gain, or one that may be none, by name."""
+    if economics.crossover == 0:
+        return "pays at no load"
+    verb = "pays"
+    if 1 <= economics.gain < 1 + max(error, _LITTLE_GAIN):
+        verb = "hardly pays," if economics.gain < 1 + _LITTLE_GAIN else "may pay"
+    if economics.crossover is None:
+        most = counted(economics.largest_batch, "running request")
+        return f"{verb} up to {most}, the most that can run"
+    return f"{verb} up to {counted(economics.crossover, 'running request')}, not above"
 
 
 def doubt_text(plan: Plan) -> str:

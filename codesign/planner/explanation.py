@@ -156,7 +156,10 @@ def _gain_over_plain(ranked: Sequence[ScoredCandidate]) -> list[str]:
     ratio = best.predicted["tpot_mean"].value / plain.predicted["tpot_mean"].value
     word = "below" if ratio <= 1 else "above"
     miss = "" if plain.is_feasible else " (which misses the SLO)"
-    return [f"mean TPOT {abs(1 - ratio):.0%} {word} plain decoding's{miss}"]
+    return [
+        f"mean TPOT on this trace, prompts included, {abs(1 - ratio):.0%} {word} that of "
+        f"{plain.candidate.label}{miss}"
+    ]
 
 
 def _nearest_target(best: ScoredCandidate, slo: SLO, *, has_own: bool) -> str:

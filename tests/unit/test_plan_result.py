@@ -126,10 +126,13 @@ def test_the_second_that_is_told_of_is_in_the_table_and_no_twin_of_the_best():
     assert [each.label for each in _family_plans(plan)] == labels
 
 
-def told(economics: Economics, missing: Collection[str] = ()) -> str:
+def told(economics: Economics, missing: Collection[str] = (), error: float = 0.1) -> str:
     """What is said of a plan with these economics, where some plans miss the SLO."""
+    tpot = Interval(0.02, 0.02 * (1 - error), 0.02 * (1 + error))
     scored = [
-        SimpleNamespace(label=label, is_feasible=label not in missing)
+        SimpleNamespace(
+            label=label, is_feasible=label not in missing, predicted={"tpot_mean": tpot}
+        )
         for label in {economics.null_plan, economics.speculative, *missing}
     ]
     return pays_text(SimpleNamespace(economics=economics, scored=scored))
@@ -137,12 +140,31 @@ def told(economics: Economics, missing: Collection[str] = ()) -> str:
 
 def test_where_speculation_pays_is_said_without_a_plural_of_one():
     start = "chain-3 on 2, batch 1 pays "
-    assert told(ECONOMICS).startswith(f"{start}at every load, up to 1 running request. ")
+    assert told(ECONOMICS).startswith(f"{start}up to 1 running request, the most that can run. ")
     some = dataclasses.replace(ECONOMICS, crossover=12, largest_batch=64)
     assert told(some).startswith(f"{start}up to 12 running requests, not above. ")
-    assert ", it decodes 1.5 times faster" in told(some)
-    none = dataclasses.replace(ECONOMICS, crossover=0)
+    assert "With 1 running on each, prompts not counted, it decodes 1.5 times faster" in told(some)
+    none = dataclasses.replace(ECONOMICS, gain=0.7, crossover=0)
     assert told(none).startswith(f"{start}at no load. ")
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "start", "off"),
+    [
+        (1.5, 0.3, "chain-3 on 2, batch 1 pays up to 12 ", ""),
+        (1.24, 0.3, "chain-3 on 2, batch 1 may pay up to 12 ", "the prediction may be off (30%)"),
+        (1.02, 0.3, "chain-3 on 2, batch 1 hardly pays, up to 12 ", "may be off (30%)"),
+        (1.02, 0.01, "chain-3 on 2, batch 1 hardly pays, up to 12 ", ""),
+        (0.9, 0.3, "chain-3 on 2, batch 1 pays up to 12 ", "may be off (30%)"),
+    ],
+)
+def test_a_gain_is_worded_by_its_size_and_by_what_the_prediction_may_be_off(
+    gain, error, start, off
+):
+    text = told(dataclasses.replace(ECONOMICS, gain=gain, crossover=12), error=error)
+    assert text.startswith(start)
+    assert ("may be off" in text) == bool(off)
+    assert off in text
 
 
 def test_a_shorter_draft_that_pays_at_more_load_is_named_beside_the_best():
@@ -159,7 +181,7 @@ def test_speculation_that_is_held_against_a_plan_that_misses_the_slo_says_so():
     assert "times faster than plain on 2, batch 1 (misses the SLO); it breaks even" in text
     assert text.count("misses the SLO") == 1
     text = told(ECONOMICS, {"chain-3 on 2, batch 1", "chain-2 on 2, batch 1"})
-    assert text.startswith("chain-3 on 2, batch 1 (misses the SLO) pays at every load")
+    assert text.startswith("chain-3 on 2, batch 1 (misses the SLO) pays up to 1 running request")
     assert "misses" not in told(ECONOMICS)
     assert pays_text(SimpleNamespace(economics=None, scored=[])) == ""
 

@@ -142,7 +142,7 @@ def test_the_reason_names_the_share_of_verification_and_the_gain():
     ranked = [entry("chain-3", tpot=(0.06, 0.06)).scored, entry("plain").scored]
     reason = explain(ranked, SLO(), "goodput")
     assert "verification takes 75% of a round" in reason
-    assert "40% below plain" in reason
+    assert "mean TPOT on this trace, prompts included, 40% below that of plain on 2, " in reason
     assert reason.endswith("no SLO was set")
 
 
@@ -152,12 +152,12 @@ def test_the_gain_is_over_the_best_plain_plan_not_over_one_that_lets_requests_wa
         entry("plain", tpot=(0.1, 0.1)).scored,
         entry("plain", goodput=(0.1, 0.1), tpot=(0.04, 0.04)).scored,
     ]
-    assert "mean TPOT 20% below plain decoding's" in explain(ranked, SLO(), "goodput")
+    assert " 20% below that of plain on 2, batch 4" in explain(ranked, SLO(), "goodput")
 
 
 def test_a_plain_plan_that_misses_the_slo_is_called_so_where_the_gain_is_over_it():
     best, plain = entry("chain-3", tpot=(0.08, 0.08)).scored, entry("plain", miss=1.5).scored
-    words = "mean TPOT 20% below plain decoding's (which misses the SLO); "
+    words = " 20% below that of plain on 2, batch 4 (which misses the SLO); "
     assert words in explain([best, plain], SLO(tpot=0.09), "goodput")
 
 
