@@ -6,7 +6,7 @@ into the cache is the business of models/fetch.py and models/importing.py.
     shape, card    what a model is: sizes; tokenizer and draft
     tokenizer      text to ids and back
     sharding       which part of a tensor a rank holds
-    quantization   how weights are quantised
+    quantization   how weights are quantised; scales: whether kernels take theirs
     recipe         inflated models
     fetch, importing  models from the network and from a folder; gguf_convert: of llama.cpp
 

@@ -2,7 +2,8 @@
 
 The check reads config.json, the list of shards and the headers of the safetensors files: every
 tensor that the shape calls for must be there with the right size, and none that the engine
-would not use, because a skipped tensor gives wrong text and no error. Weights are not read.
+would not use, because a skipped tensor gives wrong text and no error. Of the weights only the
+scales of int4 matrices are read.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from codesign.errors import InputError
 from codesign.models import models_dir
 from codesign.models.quantization import TensorSpec, expected_tensors, read_quantization
+from codesign.models.scales import check_scales
 from codesign.models.shape import ModelShape, model_shape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -61,15 +63,16 @@ def check_checkpoint(directory: Path) -> ModelShape:
     """Return the shape of the model in ``directory`` once every tensor's header agrees with it.
 
     Raises:
-        InputError: If something is missing, of another size or type, truncated, or unknown.
+        InputError: If something is missing, of another size or type, truncated, or unknown, or a
+            scale of an int4 matrix is one that kernels do not take.
     """
     shape = model_shape(directory)
     if not (directory / "tokenizer.json").is_file():
         raise InputError(f"{directory} holds no tokenizer.json, which the tokenizer is read from")
-    found: dict[str, dict[str, Any]] = {}
-    for file in _weight_files(directory):
-        found.update(read_header(file))
-    expected = expected_tensors(shape, read_quantization(directory, shape))
+    headers = {file: read_header(file) for file in _weight_files(directory)}
+    found = {name: entry for entries in headers.values() for name, entry in entries.items()}
+    quantization = read_quantization(directory, shape)
+    expected = expected_tensors(shape, quantization)
     missing = sorted(expected.keys() - found.keys())
     if missing:
         raise InputError(
@@ -80,6 +83,9 @@ def check_checkpoint(directory: Path) -> ModelShape:
             _check_tensor(name, entry, spec=expected[name], directory=directory)
         elif not _is_redundant(name, shape=shape):
             raise InputError(f"{directory} holds a tensor {name} that a {shape.family} lacks")
+    if quantization is not None:
+        for file, entries in headers.items():
+            check_scales(file, entries)
     return shape
 
 

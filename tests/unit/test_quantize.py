@@ -28,8 +28,13 @@ from codesign.kernels.int4 import (  # noqa: E402
     unpack_nibbles,
 )
 from codesign.kernels.reference import int4_linear  # noqa: E402
-from codesign.models.importing import check_checkpoint  # noqa: E402
+from codesign.models.importing import (  # noqa: E402
+    check_checkpoint,
+    import_model,
+    read_header,
+)
 from codesign.models.quantization import read_quantization  # noqa: E402
+from codesign.models.scales import check_scales  # noqa: E402
 from codesign.models.shape import model_shape  # noqa: E402
 from codesign.models.sharding import Cut  # noqa: E402
 from codesign.models.tokenizer import Tokenizer  # noqa: E402
@@ -172,13 +177,36 @@ def test_negative_scales_are_turned_round_and_give_the_same_weights(source, text
 
 
 @pytest.mark.parametrize("wrong", [float("-inf"), float("inf"), float("nan"), 65504.0])
-def test_scales_that_no_kernel_takes_are_refused_by_name(source, text, tmp_path, wrong):
+def test_scales_that_no_kernel_takes_are_refused_by_name(
+    source, text, tmp_path, monkeypatch, wrong
+):
     out = quantize_model(str(source), tmp_path / "out", group=32, text=text).path
     stored = load_file(out / "model.safetensors")
     stored[f"{Q_PROJ}.scales"][0, 0] = wrong
     save_file(stored, out / "model.safetensors")
     with pytest.raises(InputError, match=rf"{Q_PROJ}: .* beyond 65280"):
         open_reader(out).matrix(Q_PROJ, Cut(0, 64, 64), Cut(0, 64, 64))
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path / "home"))
+    said = rf"1 of 128 scales in {Q_PROJ}\.scales .* beyond 65280, first"
+    for copy in (True, False):
+        with pytest.raises(InputError, match=said):
+            import_model(out, name="mine", copy=copy)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [65280.0, 65407.0, 65408.0, -65408.0, float("nan"), 1e38])
+def test_an_import_refuses_the_scales_that_loading_would(tmp_path, stored, value):
+    scales = torch.tensor([0.5, value, 1.0]).to(stored)
+    file = tmp_path / "model.safetensors"
+    save_file({"another": torch.ones(3), f"{Q_PROJ}.scales": scales, "z": torch.ones(5)}, file)
+    try:
+        round_scales(scales.abs())
+    except ValueError:
+        with pytest.raises(InputError, match=rf"1 of 3 scales in {Q_PROJ}\.scales"):
+            check_scales(file, read_header(file))
+    else:
+        check_scales(file, read_header(file))
 
 
 def test_rounded_scales_are_within_half_a_unit_of_their_last_place():
