@@ -93,10 +93,8 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
 
 
 def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
-    from codesign.artifacts import sha256
-    from codesign.fit import EXTRAPOLATED
     from codesign.fit.extrapolated import origin_text
-    from codesign.fit.what_if import beyond_measured, device_fit, kept_fit
+    from codesign.fit.what_if import device_fit, kept_device_fit, measured_note
 
     missing = [name for name in _PAIR if getattr(args, name) is None]
     if args.fit is not None or missing:
@@ -109,11 +107,6 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     fit = device_fit(args.device, args.gpus, args.target, args.draft, acceptance=args.acceptance)
     times = origin_text(fit, fit.origin)
     say(f"fit: {args.gpus} x {args.device}, {times}; acceptance {fit.acceptance_origin}")
-    if measured := beyond_measured(fit):
-        say(f"note: {measured}")
-    dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
-    # A data sheet that was edited is another one: plans made with it before keep their fit.
-    sheet = f"-{sha256(args.device)[:12]}" if args.device.endswith(".json") else ""
-    source = "-extrapolated" if fit.origin == EXTRAPOLATED else ""  # of one name, other times
-    name = f"{args.gpus}x{args.device}{sheet}-{fit.target}-{fit.draft}-{dial}{source}"
-    return kept_fit(fit, name)
+    if note := measured_note(fit, args.device):
+        say(f"note: {note}")
+    return kept_device_fit(fit, args.device, args.gpus, acceptance=args.acceptance)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   codesign plan --trace conv-twin --slice 0:60 --rate-scale 0.1 --max-prompt 256 --max-output 64
-  codesign plan --trace azure-conv --device h100 --gpus 8 --target llama-3.1-70b \\
-      --draft llama-3.2-1b --slo-ttft-ms 1000 --slo-tpot-ms 50 --preemption --out conv.json
+  codesign plan --trace azure-conv --device h100 --gpus 8 --target llama-3-70b:int4 \\
+      --draft llama-3.2-1b:int4 --slo-ttft-ms 1000 --slo-tpot-ms 50 --preemption --out conv.json
 """
 
 
@@ -183,11 +183,13 @@ def make_plan(args: argparse.Namespace) -> None:
 
 
 def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
+    from codesign.fit.what_if import measured_note
     from codesign.planner import Question
     from codesign.planner.defaults import all_workers, largest_batch
 
     if args.gpus is not None and (args.workers or 0) > args.gpus:
         raise UsageError(f"--workers {args.workers} is more than --gpus {args.gpus}. Ask for fewer")
+    note = "" if args.device is None else measured_note(fit, args.device)
     return Question(
         requests=prepared.requests,
         fit=fit,
@@ -200,6 +202,7 @@ def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
         runnable=args.runnable,
         seed=args.seed,
         rate_scale=args.rate_scale or 1.0,
+        notes=tuple(filter(None, [note])),
     )
 
 

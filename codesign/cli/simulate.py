@@ -31,8 +31,8 @@ examples:
   codesign simulate --list-policies
   codesign simulate --trace conv-twin --rate-scale 0.1 --max-prompt 256 --max-output 64 \\
       --policy tree-8x4x2 --deployment 2 --out runs/simulated
-  codesign simulate --trace conv-twin --device h100 --gpus 8 --target llama-3.1-70b \\
-      --draft llama-3.2-1b --deployment 2x3+1 --policy async-tree-8x4x2 --max-batch 32 \\
+  codesign simulate --trace conv-twin --device h100 --gpus 8 --target llama-3-70b:int4 \\
+      --draft llama-3.2-1b:int4 --deployment 2x3+1 --policy async-tree-8x4x2 --max-batch 32 \\
       --preemption --routing least-loaded --json
 """
 

@@ -23,7 +23,7 @@ from codesign.dashboard.choices import (
 )
 from codesign.dashboard.kept import Kept
 from codesign.dashboard.what_if import MOST
-from codesign.fit.what_if import kept_fit
+from codesign.fit.what_if import kept_device_fit, measured_note
 from codesign.planner import Answer, Question, search, task_of
 from codesign.planner.defaults import all_workers, bounded, knows_memory, largest_batch
 from codesign.planner.executor import Job, open_executor
@@ -158,6 +158,7 @@ def find_plan(
     if most is None and knows_memory(fit):
         most = len(trace)
     prepared = prepare_trace(trace, fit.target, seed=0, max_requests=most)
+    note = "" if asked.machine.fit else measured_note(fit, asked.machine.device)
     question = Question(
         requests=prepared.requests,
         fit=fit,
@@ -169,6 +170,7 @@ def find_plan(
         policies=asked.policies,
         runnable=asked.runnable,
         rate_scale=asked.traffic.rate_scale,
+        notes=tuple(filter(None, [note])),
     )
     cache = _Watched(watch)
     find = search_fewest if asked.objective == FEWEST else search
@@ -202,10 +204,8 @@ class _Watched(SearchCache):
 def _fit_file(machine: Machine) -> Path:
     if machine.fit:
         return Path(machine.fit)
-    dial = "recorded" if machine.acceptance is None else f"{machine.acceptance:g}"
     fit = load_machine(machine)
-    name = f"{machine.gpus}x{machine.device}-{machine.target}-{machine.draft}-{dial}"
-    return kept_fit(fit, name)[1]
+    return kept_device_fit(fit, machine.device, machine.gpus, acceptance=machine.acceptance)[1]
 
 
 def _copy_fit(fit_file: Path, folder: Path) -> Path:

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import alone, cache_dir
+from codesign.artifacts import alone, cache_dir, sha256
 from codesign.config import parse_deployment
 from codesign.errors import InputError
-from codesign.fit import EXTRAPOLATED, OTHER_PAIR, Fit
+from codesign.fit import EXTRAPOLATED, OTHER_PAIR, ROOFLINE, Fit
 from codesign.fit.devices import load_device
 from codesign.fit.extrapolated import AT_MEDIAN, extent, extrapolated_fit, most_measured
 from codesign.fit.measured_pair import covering
@@ -82,6 +82,24 @@ def _with_acceptance(fit: Fit, priced: Fit, acceptance: float | None) -> Fit:
         acceptance_origin=f"{origin}, which answer as a small pair does, {OTHER_PAIR} "
         "(--acceptance P: yours)",
         parts_covariance=(),
+    )
+
+
+def measured_note(fit: Fit, device: str) -> str:
+    """What the package has measured of a pair that a fit is not of; "" if nothing.
+
+    Args:
+        fit: As ``device_fit`` returns.
+        device: That it is for, as the command line names it.
+    """
+    if fit.origin != ROOFLINE:
+        return beyond_measured(fit)
+    target, draft = (f"{label.partition(':')[0]}:int4" for label in (fit.target, fit.draft))
+    if (target, draft) == (fit.target, fit.draft) or shipped_pair(device, target, draft) is None:
+        return ""
+    return (
+        "these step times are from data sheets; measured ones of this pair with int4 weights ship: "
+        f"--target {target} --draft {draft}"
     )
 
 
@@ -155,6 +173,16 @@ def dialled_acceptance(recorded: AcceptanceProfile, rate: float) -> AcceptancePr
         raise InputError(f"acceptance must lie in [0.01, 0.99], got {rate:g}")
     shape = template_shape(recorded, _SHAPE_DEPTH)
     return RunModel.from_length(1.0 + rate, chain=1, shape=shape).recordings(recorded, seed=0)
+
+
+def kept_device_fit(
+    fit: Fit, device: str, gpus: int, *, acceptance: float | None = None
+) -> tuple[Fit, Path]:
+    """Keep a ``device_fit`` in the cache, named by what was asked and where its times are from."""
+    # A data sheet that was edited is another one: plans made with it before keep their fit.
+    sheet = f"-{sha256(device)[:12]}" if device.endswith(".json") else ""
+    dial = "" if acceptance is None else f"-acceptance-{acceptance:g}"
+    return kept_fit(fit, f"{gpus}x{device}{sheet}-{fit.target}-{fit.draft}-{fit.origin}{dial}")
 
 
 def kept_fit(fit: Fit, name: str) -> tuple[Fit, Path]:

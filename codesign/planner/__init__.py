@@ -189,7 +189,7 @@ def _answer(
         runner_up=explain_runner_up(ordered, question.objective),
         economics=weigh_speculation(ranked, question),
         doubts=doubts,
-        notes=(*space.notes, *filter(None, beyond)),
+        notes=(*question.notes, *space.notes, *filter(None, beyond)),
         num_candidates=len(space.candidates),
         num_simulated=num_simulated,
         screen_seconds=screen_seconds,

@@ -38,6 +38,7 @@ class Question:
         seed: First seed.
         num_seeds: Simulations of each finalist.
         rate_scale: By which the trace's rate was multiplied already, to name another.
+        notes: What a reader of the answer must know of the machine.
     """
 
     requests: pd.DataFrame
@@ -52,6 +53,7 @@ class Question:
     seed: int = 0
     num_seeds: int = NUM_SEEDS
     rate_scale: float = 1.0
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "serving", expecting(self.serving, self.requests))

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -29,6 +31,8 @@ from codesign.fit.what_if import (
     DIALLED_ERROR,
     OTHER_PAIR_ERROR,
     device_fit,
+    kept_device_fit,
+    measured_note,
     what_if_fit,
 )
 from codesign.models import DEFAULT_TARGET, DRAFTS
@@ -173,6 +177,40 @@ def test_what_was_never_measured_is_priced_as_a_whole():
     measured = device_fit("h200", 2, *pair)
     assert dialled.acceptance.hit_rate(1) > measured.acceptance.hit_rate(1)
     assert dialled.errors["acceptance"] == DIALLED_ERROR
+
+
+def test_who_plans_in_bf16_is_told_what_was_measured_in_int4():
+    note = measured_note(device_fit("h200", 8, "llama-3.1-70b", "llama-3.2-1b"), "h200")
+    assert note == (
+        "these step times are from data sheets; measured ones of this pair with int4 weights ship: "
+        "--target llama-3.1-70b:int4 --draft llama-3.2-1b:int4"
+    )
+    named = "--target llama-3-70b:int4 --draft llama-3.2-1b:int4"
+    mixed = device_fit("h200", 8, "llama-3-70b:int4", "llama-3.2-1b")
+    assert measured_note(mixed, "h200").endswith(named)
+    for device, target in (("h200", "llama-2-70b"), ("a100", "llama-3.1-70b")):
+        assert measured_note(what_if_fit(device, 8, target, "llama-3.2-1b"), device) == ""
+    assert measured_note(device_fit("h200", 4, *MEASURED[0]), "h200") == ""
+    assert "measured on up to 4" in measured_note(device_fit("h200", 8, *MEASURED[0]), "h200")
+
+
+def test_a_kept_fit_is_named_by_where_its_step_times_are_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    sheets = what_if_fit("h200", 2, "llama-3.1-70b:fp8", "llama-3.2-1b", acceptance=0.7)
+    _, file = kept_device_fit(sheets, "h200", 2, acceptance=0.7)
+    assert file.name == "2xh200-llama-3.1-70b-fp8-llama-3.2-1b-roofline-acceptance-0.7.json"
+    _, file = kept_device_fit(device_fit("h200", 2, *MEASURED[0]), "h200", 2)
+    assert file.name == "2xh200-llama-3-70b-int4-llama-3.2-1b-int4-fitted.json"
+
+
+def test_the_readme_names_every_pair_that_ships():
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    pairs = {path.name.partition("-")[2] for path in FITS.iterdir() if path.name[0] == "h"}
+    for pair in pairs:
+        target, draft = (re.sub("-int4$", ":int4", name) for name in pair.split("+"))
+        assert f"| `{target}` | " in text, target
+        assert draft in text, draft
+    assert len(pairs) == 4
 
 
 @pytest.mark.parametrize("gpus", [2, 8])
