@@ -14,6 +14,7 @@ from codesign.dashboard.choices import load_machine
 from codesign.dashboard.commands import plan_command
 from codesign.dashboard.exports import ENGINE_TITLES, export_text
 from codesign.dashboard.files import unpacked
+from codesign.dashboard.links import OBJECTIVE_TITLES
 from codesign.dashboard.plan_tables import (
     AXES,
     TITLES,
@@ -31,11 +32,6 @@ from codesign.errors import CodesignError, counted
 from codesign.fit import Fit
 from codesign.fit.profile_command import profile_command
 
-OBJECTIVE_TITLES = {
-    "goodput": "most goodput",
-    "latency": "lowest mean TPOT",
-    "fewest": "fewest GPUs in SLO",
-}
 OBJECTIVE_WORDS = {  # a box of the sidebar is too narrow for them
     "goodput": "Most requests per second within the SLO.",
     "latency": "Lowest mean TPOT of the plans that bear the load.",

@@ -29,6 +29,18 @@ from codesign.fit.priced_model import known_models, parse_model
 from codesign.fit.roofline import Forward
 
 MEASURE = "codesign profile --out profile\ncodesign fit profile --out fit.json"
+ABOUT = (
+    "What predictions rest on: the time of a forward of target and draft (step times), and how "
+    "often the target takes the draft's tokens (acceptance). A profile holds measurements of both, "
+    "a fit is the model made of them, which What if and Plan take. Listed are the fits in this "
+    "folder, those that come with codesign (shipped), and those that were made of data sheets "
+    "where nobody has measured (roofline)."
+)
+MISSING = (
+    "Nothing in this folder was measured on your machine: the times listed are of other machines "
+    "or from data sheets. These commands measure it, for minutes; name your models by --target and "
+    "--draft, and GPUs by --device cuda. Then choose fit.json under Step times on What if or Plan."
+)
 DRAFT = "llama-3.2-1b"  # beside the model, to count what room is left
 
 
@@ -42,7 +54,7 @@ def show_coverage() -> None:
     entries = known_fits(Path())
     st.dataframe(coverage_table(entries), hide_index=True, width="stretch")
     if all(entry.is_shipped or entry.header["origin"] == "roofline" for entry in entries):
-        st.info("No measurements in this folder yet. These commands measure this machine")
+        st.info(MISSING)
         st.code(MEASURE, language="shell")
     show_fit(entries)
 
@@ -164,7 +176,7 @@ def show_floors() -> None:
         st.dataframe(device_table(), hide_index=True, width="stretch")
 
 
-st.caption("What was measured, fitted or taken from data sheets, for which machine and models.")
+st.caption(ABOUT)
 for part in (show_coverage, show_floors):
     try:
         part()

@@ -74,6 +74,27 @@ def test_a_link_opens_what_it_names():
     assert number(page, "Draft busy") > 0
 
 
+def test_what_a_link_asks_for_in_vain_is_said_in_one_line_that_goes_with_the_next_choice():
+    page = open_page("what_if", **SMALL, gpus="99", device="z100", k="2", percentile="90")
+    (warning,) = page.warning
+    assert warning.value.startswith(
+        "Not understood in the link: gpus=99 (used: 8), device=z100 (used: h100). Once"
+    )
+    page.number_input(key="gpus").set_value(4).run()
+    assert not page.warning
+    assert not open_page("what_if", **SMALL, policy="chain", k="2", preemption="true").warning
+
+
+def test_a_link_to_the_plan_names_what_is_wanted_by_its_title():
+    page = AppTest.from_file(str(app_script()), default_timeout=60.0)
+    page.switch_page("app_pages/plan.py")
+    for key, value in {**SMALL, "objective": "fewest", "runnable": "1"}.items():
+        page.query_params[key] = value
+    page.run()
+    (warning,) = page.warning
+    assert "objective=fewest (used: most goodput), runnable=1 (used: false)." in warning.value
+
+
 def test_a_longer_chain_accepts_more():
     page = open_page("what_if", **SMALL, policy="chain", k="1")
     before = number(page, "Emitted a round")
