@@ -1,4 +1,4 @@
-"""How figures at the SLO's percentile (``metrics.slo_values``) are told to people.
+"""How figures at the SLO's percentile (``metrics.slo_values``), and attainment, are told to people.
 
 A TPOT in milliseconds, unless requests have targets of their own: then what is held to the SLO is
 each TPOT over its request's target, and "TPOT p90" remains the name of plain milliseconds.
@@ -36,6 +36,14 @@ _EXPLANATIONS = {
     "ttft": "Arrival to first token, at the SLO's percentile.",
     "tpot": "Time per later token, at the SLO's percentile.",
 }
+
+
+def in_slo_text(slo: SLO) -> str:
+    """Why fewer requests than the percentile may be in an SLO that is met."""
+    return (
+        f"requests within every target at once; p{slo.percentile:g} is asked of each target by "
+        "itself, on average over simulations, so the SLO may be met with fewer"
+    )
 
 
 def slo_figure(name: str, slo: SLO, *, has_own: bool) -> SloFigure:

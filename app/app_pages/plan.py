@@ -8,7 +8,8 @@ from pathlib import Path
 import streamlit as st
 from sidebar import LINK
 
-from codesign.cli.plan_result import describe, doubt_text, next_command, pays_text
+from codesign.cli.plan_economics import pays_text
+from codesign.cli.plan_result import describe, doubt_text, next_command
 from codesign.dashboard import plan_charts as charts
 from codesign.dashboard.choices import load_machine
 from codesign.dashboard.commands import plan_command

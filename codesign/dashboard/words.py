@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from codesign.dashboard.records_frames import BOTH
 from codesign.errors import counted
-from codesign.slo_figure import slo_figure
+from codesign.slo_figure import in_slo_text, slo_figure
 
 if TYPE_CHECKING:
     from codesign.candidate import Interval
@@ -43,7 +43,7 @@ _TILES = (
     ("tpot_mean", "TPOT mean", 1000.0, "ms", "Time per later token, mean over requests."),
     ("latency_mean", "Latency mean", 1.0, "s", "Arrival to last token, mean over requests."),
     ("slo_attainment", "In SLO", 100.0, "%", "Share of requests that finish and meet every "
-     "target."),
+     "target at once."),
     ("goodput", "Goodput", 1.0, "req/s", "Requests per second that meet every target."),
     ("throughput", "Output", 1.0, "tokens/s", "Output tokens per second of the run."),
     ("acceptance_length", "Emitted a round", 1.0, "tokens", "Acceptance length: tokens emitted per "
@@ -69,6 +69,8 @@ def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
         if unit == "ms" and interval.value >= _LONG:
             factor, unit = 1.0, "s"
         origin = times
+        if name == "slo_attainment" and slo.is_set:
+            explanation = f"Share of all requests: {in_slo_text(slo)}."
         if name == "acceptance_length":
             origin = tokens_origin(prediction.acceptance_origin)
             explanation += f" Acceptance {prediction.acceptance_origin}."

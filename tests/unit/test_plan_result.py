@@ -11,17 +11,18 @@ from types import SimpleNamespace
 import pytest
 
 from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.cli.plan_economics import pays_text
 from codesign.cli.plan_result import (
+    _attainment_note,
     _doubts,
     _family_plans,
     _rows,
     _seeds_note,
     describe,
     next_command,
-    pays_text,
     ties_text,
 )
-from codesign.config import parse_deployment
+from codesign.config import SLO, parse_deployment
 from codesign.plan import Doubt, Economics
 from codesign.policy.speculation import parse_policy
 
@@ -197,6 +198,20 @@ def test_plans_of_fewer_simulations_than_the_best_have_a_star_and_it_is_explaine
     alike = [scored("chain-3", 3), scored("plain", 3)]
     assert [row[0] for row in _rows(alike)] == ["chain-3 on 2, batch 1", "plain on 2, batch 1"]
     assert _seeds_note(alike) == []
+
+
+def test_a_plan_that_meets_each_target_with_fewer_requests_within_all_is_explained():
+    def scored(attained: float, *, is_feasible: bool = True) -> ScoredCandidate:
+        candidate = Candidate(parse_deployment("2"), parse_policy("plain"), 1)
+        figures = {"slo_attainment": Interval(attained, attained, attained)}
+        return ScoredCandidate(candidate, figures, {}, "fitted", is_feasible=is_feasible)
+
+    slo = SLO(ttft=1.0, tpot=0.05)
+    line, _ = _attainment_note([scored(0.95), scored(0.89)], slo)
+    assert line.startswith("in SLO    requests within every target at once; p90 is asked of each")
+    assert _attainment_note([scored(0.95), scored(0.89, is_feasible=False)], slo) == []
+    assert _attainment_note([scored(0.9)], slo) == []
+    assert _attainment_note([scored(0.5)], SLO()) == []
 
 
 def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then(gpu_fit, machine_fit):
