@@ -31,6 +31,7 @@ from codesign.dashboard.planning import OBJECTIVES, Found, PlanAsked, find_plan,
 from codesign.dashboard.words import hint
 from codesign.errors import CodesignError, counted
 from codesign.fit import Fit
+from codesign.fit.extrapolated import origin_text
 from codesign.fit.profile_command import profile_command
 
 OBJECTIVE_WORDS = {  # a box of the sidebar is too narrow for them
@@ -120,7 +121,7 @@ def show_winner(found: Found, fit: Fit) -> None:
     st.caption(
         f"{counted(answer.num_candidates, 'plan')} screened, {answer.num_simulated} simulated, "
         f"{len(plan.scored)} on all {counted(plan.num_requests, 'request')}. Step times "
-        f"{plan.chosen.origin}."
+        f"{origin_text(fit, plan.chosen.origin)}."
     )
     with st.expander(f"Notes ({len(plan.notes)})"):
         st.markdown("\n".join(f"- {note}" for note in plan.notes))

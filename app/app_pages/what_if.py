@@ -75,6 +75,8 @@ def show(prediction: Prediction, slo: SLO, limit: int) -> None:
             )  # fmt: skip
     show_charts(prediction, slo, limit)
     st.caption(scope(prediction))
+    for remark in prediction.remarks:
+        st.caption(f":material/info: {remark[0].upper()}{remark[1:]}.")
     with st.expander(f"Notes about the trace ({len(prediction.notes)})"):
         st.markdown("\n".join(f"- {note}" for note in prediction.notes))
 

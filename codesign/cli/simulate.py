@@ -138,7 +138,7 @@ def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
 def _predict(args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from codesign.fit.extrapolated import across_hosts
+    from codesign.fit.extrapolated import across_hosts, origin_text
     from codesign.metrics import summarise
     from codesign.planner.defaults import expecting
     from codesign.planner.predict import prompt_note
@@ -193,7 +193,7 @@ def _predict(args: argparse.Namespace) -> None:
             inputs={"fit": fit_file},
         )
         say(f"wrote {args.out}")
-    data = f"step times {origin}, acceptance {fit.acceptance_origin}"
+    data = f"step times {origin_text(fit, origin)}, acceptance {fit.acceptance_origin}"
     has_own = has_own_targets(trace.requests)
     emit(
         args,
@@ -258,8 +258,7 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str, *, has
     ]
     return "\n".join(
         [
-            f"predicted for {candidate.label}; {data}",
-            table(["", *_PARTS, "SLO"], times),
+            table(["", *_PARTS, "SLO"], times, f"predicted for {candidate.label}; {data}"),
             table(["figure", "value"], figures),
             table(["span of a round", "mean ms"], spans),
         ]

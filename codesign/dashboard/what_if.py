@@ -24,9 +24,11 @@ from codesign.dashboard.choices import (
 from codesign.dashboard.kept import Kept
 from codesign.dashboard.policies import first_label
 from codesign.dashboard.records_frames import Frames, frames_of
+from codesign.fit.extrapolated import across_hosts, origin_text
+from codesign.fit.what_if import measured_note
 from codesign.planner.defaults import all_workers, bounded, expecting
 from codesign.planner.halving import typical_stretch
-from codesign.planner.predict import score, simulate_outcome
+from codesign.planner.predict import prompt_note, score, simulate_outcome
 from codesign.planner.question import NUM_SEEDS
 from codesign.planner.screen import screen
 from codesign.planner.uncertainty import interval_over_seeds, time_error
@@ -84,8 +86,10 @@ class Prediction:
         frames: Tables for charts.
         num_requests: Simulated.
         num_in_trace: Of the trace.
+        times_origin: Where the step times come from, in words.
         acceptance_origin: Where the acceptance comes from.
         has_own: Requests have TPOT targets of their own.
+        remarks: What must be known of the step times.
         notes: What was done to the trace.
     """
 
@@ -96,8 +100,10 @@ class Prediction:
     frames: Frames
     num_requests: int
     num_in_trace: int
+    times_origin: str
     acceptance_origin: str
     has_own: bool
+    remarks: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -184,10 +190,23 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
         frames=Frames.over_seeds(frames, error),
         num_requests=len(requests),
         num_in_trace=len(trace),
+        times_origin=origin_text(fit, scored.origin),
         acceptance_origin=fit.acceptance_origin,
         has_own=has_own_targets(trace.requests),
+        remarks=_remarks(asked.machine, fit, candidate, requests),
         notes=trace.notes,
     )
+
+
+def _remarks(
+    machine: Machine, fit: Fit, candidate: Candidate, requests: pd.DataFrame
+) -> tuple[str, ...]:
+    found = (
+        "" if machine.fit else measured_note(fit, machine.device),
+        across_hosts(fit, candidate.deployment),
+        prompt_note(fit, requests),
+    )
+    return tuple(filter(None, found))
 
 
 def _key(asked: Asked, is_coarse: bool) -> object:

@@ -139,16 +139,11 @@ def scope(prediction: Prediction) -> str:
     number = f"{prediction.num_requests:,} of {prediction.num_in_trace:,} requests"
     if prediction.is_whole:
         number = f"all {counted(prediction.num_requests, 'request')}"
-    times = {
-        "roofline": "from data sheets, not measured",
-        "extrapolated": "measured on fewer GPUs, extrapolated by data sheets",
-        "fitted": "fitted to measurements",
-    }
     return (
-        f"Simulated: {number}. Step times {times.get(prediction.scored.origin, '')} "
-        f"({prediction.scored.origin}); acceptance {prediction.acceptance_origin}. Ranges "
-        "are 90 % prediction intervals, from the variation between seeds and the fit's error. "
-        "Shaded in the charts: the same for latencies; over time, the span of the seeds."
+        f"Simulated: {number}. Step times {prediction.times_origin}; acceptance "
+        f"{prediction.acceptance_origin}. Ranges are 90 % prediction intervals, from the variation "
+        "between seeds and the fit's error. Shaded in the charts: the same for latencies; over "
+        "time, the span of the seeds."
     )
 
 

@@ -188,7 +188,18 @@ def test_every_tile_has_a_range_around_its_value_and_an_origin():
         low, high = (float(end.replace(",", "")) for end in tile.range.split(" to "))
         assert low <= float(tile.value.replace(",", "")) <= high
         assert tile.origin in ("measured", "fitted", "extrapolated", "roofline", "rough")
-    assert "data sheets" in scope(prediction)
+    assert "Step times roofline (data sheets, not measured); acceptance " in scope(prediction)
+    (remark,) = prediction.remarks
+    assert "measured ones of this pair with int4 weights ship" in remark
+
+
+def test_what_must_be_known_of_step_times_is_said_as_plan_and_simulate_do():
+    machine = Machine(gpus=16, target="llama-3-70b:int4", draft="llama-3.2-1b:int4")
+    wide = predict(replace(ASKED, machine=machine, policy="plain", split="16"), is_coarse=True)
+    assert wide.times_origin in scope(wide)
+    assert wide.times_origin.startswith("measured on up to 4 GPUs, other groups extrapolated")
+    assert any("a group of 16 GPUs crosses hosts of 8" in remark for remark in wide.remarks)
+    assert any("a step of one row takes" in remark for remark in wide.remarks)
 
 
 def test_the_verdict_says_by_figure_whether_the_slo_is_met():
