@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from benchmarks.campaign import rows
 from benchmarks.campaign.coverage_luck import usual_coverage
 from benchmarks.campaign.goals import (
     ATTAINMENT,
     CORRELATION,
-    COVERAGE,
     KNOWN,
-    LENGTH,
     MEASURED,
     PREDICTED,
     REGRET,
-    REPLAY,
     REPLAYED,
-    SPAN,
-    SPEED,
     STEPS,
-    WORST_SPEED,
     Result,
     attainment_error,
-    between,
     covered,
     errors,
     length_error,
@@ -32,94 +27,67 @@ from benchmarks.campaign.goals import (
     replay_error,
     span_error,
     speeds,
-    table,
     worst_error,
 )
+from benchmarks.campaign.rows import Row
 from codesign.records import SPANS
 
 
 def by_pair(results: Sequence[Result]) -> str:
     """What each pair reached, and what is behind it."""
     heads = ["", "goal", *(result.name for result in results)]
-    rows = [
-        [
-            "decode speed, one stream, mean error",
-            _most(SPEED),
-            *(percent(mean_error(r)) for r in results),
-        ],
-        ["the same, worst", _most(WORST_SPEED), *(percent(worst_error(r)) for r in results)],
-        ["the same, acceptance known", "", *map(_known_error, results)],
-        [
-            "the same, rounds without prompts",
-            "",
-            *(_between(r, PREDICTED) for r in results),
-        ],
-        ["the same, acceptance known too", "", *(_between(r, KNOWN) for r in results)],
-        ["acceptance length, mean error", _most(LENGTH), *map(_length_error, results)],
-        ["round time, one stream, mean error", "", *(_round_error(r) for r in results)],
+    return "### By pair\n\n" + rows.table_of(
+        (*_errors(), *_choices(), *_intervals()), results, heads
+    )
+
+
+def _errors() -> list[Row]:
+    return [
+        Row(*rows.SPEED_HEAD, lambda r: percent(mean_error(r))),
+        Row(*rows.WORST_HEAD, lambda r: percent(worst_error(r))),
+        Row("the same, acceptance known", "", _known_error),
+        Row("the same, rounds without prompts", "", partial(_between, place=PREDICTED)),
+        Row("the same, acceptance known too", "", partial(_between, place=KNOWN)),
+        Row(*rows.LENGTH_HEAD, _length_error),
+        Row("round time, one stream, mean error", "", _round_error),
         *(
-            [
-                f"span: {span.replace('_', ' ')}, mean error",
-                _most(SPAN),
-                *(percent(span_error(r, span)) for r in results),
-            ]
+            Row(*rows.span_head(span), lambda r, span=span: percent(span_error(r, span)))
             for span in SPANS
         ),
-        *(
-            [
-                f"replay: {name.replace('_', ' ').upper()}, worst error",
-                _most(REPLAY),
-                *(_worst_replay(r, name) for r in results),
-            ]
-            for name in REPLAYED
-        ),
-        [
-            "replay: SLO attainment, worst, points",
-            f"{100.0 * ATTAINMENT:g}",
-            *(_attainment(r) for r in results),
-        ],
-        [
-            "regret: latency of one stream",
-            _most(REGRET),
-            *(_plan(r, "stream", "regret") for r in results),
-        ],
-        ["regret, acceptance known", "", *(_plan(r, "stream", "regret_known") for r in results)],
-        [
-            "regret: throughput of a batch",
-            _most(REGRET),
-            *(_plan(r, "batch", "regret") for r in results),
-        ],
-        [
-            "regret: goodput of a replay",
-            _most(REGRET),
-            *(_plan(r, "segment", "regret") for r in results),
-        ],
-        [
-            "rank correlation, one stream",
-            f"{CORRELATION:g}",
-            *(_plan(r, "stream", "correlation") for r in results),
-        ],
-        *_redrawn(results),
-        [
-            "rank correlation, batch",
-            f"{CORRELATION:g}",
-            *(_plan(r, "batch", "correlation") for r in results),
-        ],
-        [
-            "rank correlation, replay",
-            f"{CORRELATION:g}",
-            *(_plan(r, "segment", "correlation") for r in results),
-        ],
-        ["coverage of 80 % intervals", between(COVERAGE), *map(_coverage, results)],
-        *_usual_coverage(results),
-        *_known_intervals(results),
-        ["runs", "", *(str(len(r.runs())) for r in results)],
+        *(Row(*rows.replay_head(name), partial(_worst_replay, name=name)) for name in REPLAYED),
+        Row("replay: SLO attainment, worst, points", f"{100.0 * ATTAINMENT:g}", _attainment),
     ]
-    return "### By pair\n\n" + table(heads, rows)
 
 
-def _most(share: float) -> str:
-    return percent(share, 0)
+def _choices() -> list[Row]:
+    regret, order = percent(REGRET, 0), f"{CORRELATION:g}"
+    resampled = "the same, measured order against itself, requests resampled"
+
+    def row(label: str, goal: str, workload: str, name: str, *, is_optional: bool = False) -> Row:
+        cell = partial(_plan, workload=workload, name=name)
+        return Row(label, goal, cell, is_optional=is_optional)
+
+    return [
+        row("regret: latency of one stream", regret, "stream", "regret"),
+        row("regret, acceptance known", "", "stream", "regret_known"),
+        row("regret: throughput of a batch", regret, "batch", "regret"),
+        row("regret: goodput of a replay", regret, "segment", "regret"),
+        row("rank correlation, one stream", order, "stream", "correlation"),
+        row(resampled, "", "stream", "redrawn", is_optional=True),
+        row("rank correlation, batch", order, "batch", "correlation"),
+        row("rank correlation, replay", order, "segment", "correlation"),
+    ]
+
+
+def _intervals() -> list[Row]:
+    usual = "the same, of intervals that are right, 8 of 10 times"
+    known = "of the steps' part alone, acceptance known"
+    return [
+        Row(*rows.COVERAGE_HEAD, _coverage),
+        Row(usual, "", _usual_coverage, is_optional=True),
+        Row(known, "", _steps_coverage, is_optional=True),
+        Row("runs", "", lambda r: str(len(r.runs()))),
+    ]
 
 
 def _known_error(result: Result) -> str:
@@ -167,35 +135,24 @@ def _plan(result: Result, workload: str, name: str) -> str:
     return ", ".join(values) or "-"
 
 
-def _redrawn(results: Sequence[Result]) -> list[list[str]]:
-    """A row, if these results say how sure the measured order is."""
-    values = [_plan(result, "stream", "redrawn") for result in results]
-    label = "the same, measured order against itself, requests resampled"
-    return [[label, "", *values]] if any(value != "-" for value in values) else []
-
-
 def _coverage(result: Result) -> str:
     inside = covered(result)
     return percent(mean_of(inside), 0) + f" of {len(inside)}"
 
 
-def _usual_coverage(results: Sequence[Result]) -> list[list[str]]:
-    """A row, if these results say what intervals are made of: how much of it is chance."""
-    found = [usual_coverage(result.runs()) for result in results]
-    shares = ["-" if each is None else f"{each[0]:.0%} to {each[1]:.0%}" for each in found]
-    label = "the same, of intervals that are right, 8 of 10 times"
-    return [[label, "", *(share.replace("%", " %") for share in shares)]] if any(found) else []
-
-
-def _known_intervals(results: Sequence[Result]) -> list[list[str]]:
-    """A row, if these results say what intervals are made of: none of it is luck of prompts."""
-    shares = [_steps_coverage(r) if "unsure" in r.pair else "-" for r in results]
-    label = "of the steps' part alone, acceptance known"
-    return [[label, "", *shares]] if any(share != "-" for share in shares) else []
+def _usual_coverage(result: Result) -> str:
+    """How much of the coverage is chance, if the result says what intervals are made of."""
+    found = usual_coverage(result.runs())
+    return "-" if found is None else f"{found[0]:.0%} to {found[1]:.0%}".replace("%", " %")
 
 
 def _steps_coverage(result: Result) -> str:
-    """Of seconds a round in streams and batches; what queues make of a replay's is all in one."""
+    """Of seconds a round in streams and batches; what queues make of a replay's is all in one.
+
+    None of it is luck of prompts; "-" if the result does not say what intervals are made of.
+    """
+    if "unsure" not in result.pair:
+        return "-"
     inside = []
     for run in result.runs("stream", "batch"):
         tpot, length = (run["figures"].get(n, ()) for n in ("tpot_mean", "acceptance_length"))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from benchmarks.campaign import rows
 from benchmarks.campaign.goals import (
     ATTAINMENT,
     CORRELATION,
@@ -22,16 +24,15 @@ from benchmarks.campaign.goals import (
     WORST_SPEED,
     Result,
     attainment_error,
-    between,
     covered,
     length_error,
     mean_error,
     percent,
     replay_error,
     span_error,
-    table,
     worst_error,
 )
+from benchmarks.campaign.rows import Row
 from codesign.records import SPANS
 
 
@@ -40,30 +41,23 @@ def _points(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """One figure of a machine.
+class Judged:
+    """A cell that says what a machine reached, and whether that is what was asked for.
 
     Attributes:
-        name: What it is.
         value: The figure; None where nothing tells it.
         most: It may be.
         least: It may be.
         shown: As text.
-        says: The goal as text; by default ``most`` percent.
     """
 
-    name: str
     value: Callable[[Result], float | None]
     most: float = 1.0
     least: float = 0.0
     shown: Callable[[float], str] = percent
-    says: str = ""
 
-    def row(self, machines: Sequence[Result]) -> list[str]:
-        """Of the table."""
-        return [self.name, self.says or percent(self.most, 0), *map(self._cell, machines)]
-
-    def _cell(self, machine: Result) -> str:
+    def __call__(self, machine: Result) -> str:
+        """The cell."""
         value = self.value(machine)
         if value is None:
             return "-"
@@ -90,67 +84,54 @@ def _coverage(machine: Result) -> float | None:
     return statistics.fmean(inside) if inside else None
 
 
-GOALS = (
-    Goal("decode speed, one stream, mean error", mean_error, SPEED),
-    Goal("the same, worst", worst_error, WORST_SPEED),
-    Goal("acceptance length, mean error", length_error, LENGTH),
-    *(
-        Goal(f"span: {span}, mean error", lambda r, span=span: span_error(r, span), SPAN)
-        for span in SPANS[:3]
-    ),
-    *(
-        Goal(
-            f"replay: {name.replace('_', ' ').upper()}, worst error",
-            lambda r, name=name: replay_error(r, name),
-            REPLAY,
-        )
-        for name in REPLAYED
-    ),
-    Goal(
-        "replay: SLO attainment, worst error",
-        attainment_error,
-        ATTAINMENT,
-        shown=_points,
-        says=f"{100.0 * ATTAINMENT:g} points",
-    ),
-    Goal("regret, the most of any choice", _regret, REGRET),
-    Goal(
-        "rank correlation, the least",
-        _correlation,
-        least=CORRELATION,
-        shown=lambda value: f"{value:.3f}",
-        says=f"{CORRELATION:g}",
-    ),
-    Goal(
-        "coverage of 80 % intervals",
-        _coverage,
-        most=COVERAGE[1],
-        least=COVERAGE[0],
-        shown=lambda value: percent(value, 0),
-        says=between(COVERAGE),
-    ),
-)
-
-
-def together(results: Sequence[Result]) -> str:
-    """Each goal, over all pairs of a machine: what was reached, and whether it is met."""
-    merged = [_merged(machine, results) for machine in dict.fromkeys(r.machine for r in results)]
-    rows = [goal.row(merged) for goal in GOALS]
-    rows.append(["streams; all runs", "", *map(_counted, merged)])
-    rows.append(["choices of a plan", "", *map(_choices, merged)])
-    heads = ["all pairs together", "goal", *(result.machine for result in merged)]
-    return "### Goals\n\n" + table(heads, rows)
-
-
-def _merged(machine: str, results: Sequence[Result]) -> Result:
-    parts = [result.pair for result in results if result.machine == machine]
-    runs, plans = ([each for part in parts for each in part[name]] for name in ("runs", "plans"))
-    return Result(machine, {"pair": "all pairs", "runs": runs, "plans": plans})
-
-
 def _counted(machine: Result) -> str:
     return f"{len(machine.runs('stream'))}; {len(machine.runs())}"
 
 
 def _choices(machine: Result) -> str:
     return str(len(_of_plans(machine, "regret")))
+
+
+ROWS = (
+    Row(*rows.SPEED_HEAD, Judged(mean_error, SPEED)),
+    Row(*rows.WORST_HEAD, Judged(worst_error, WORST_SPEED)),
+    Row(*rows.LENGTH_HEAD, Judged(length_error, LENGTH)),
+    *(
+        Row(*rows.span_head(span), Judged(partial(span_error, span=span), SPAN))
+        for span in SPANS[:3]
+    ),
+    *(
+        Row(*rows.replay_head(name), Judged(partial(replay_error, name=name), REPLAY))
+        for name in REPLAYED
+    ),
+    Row(
+        "replay: SLO attainment, worst error",
+        f"{100.0 * ATTAINMENT:g} points",
+        Judged(attainment_error, ATTAINMENT, shown=_points),
+    ),
+    Row("regret, the most of any choice", percent(REGRET, 0), Judged(_regret, REGRET)),
+    Row(
+        "rank correlation, the least",
+        f"{CORRELATION:g}",
+        Judged(_correlation, least=CORRELATION, shown=lambda value: f"{value:.3f}"),
+    ),
+    Row(
+        *rows.COVERAGE_HEAD,
+        Judged(_coverage, COVERAGE[1], COVERAGE[0], shown=lambda value: percent(value, 0)),
+    ),
+    Row("streams; all runs", "", _counted),
+    Row("choices of a plan", "", _choices),
+)
+
+
+def together(results: Sequence[Result]) -> str:
+    """Each goal, over all pairs of a machine: what was reached, and whether it is met."""
+    merged = [_merged(machine, results) for machine in dict.fromkeys(r.machine for r in results)]
+    heads = ["all pairs together", "goal", *(result.machine for result in merged)]
+    return "### Goals\n\n" + rows.table_of(ROWS, merged, heads)
+
+
+def _merged(machine: str, results: Sequence[Result]) -> Result:
+    parts = [result.pair for result in results if result.machine == machine]
+    runs, plans = ([each for part in parts for each in part[name]] for name in ("runs", "plans"))
+    return Result(machine, {"pair": "all pairs", "runs": runs, "plans": plans})
