@@ -105,7 +105,7 @@ def export_plan(
         candidate: See ``Plan.find``.
         checkpoints: What to load instead of what the plan names.
         tensor_parallel: GPUs of one copy; None for the size that decodes fastest.
-        progress: Called with ("simulate", done, total).
+        progress: Called with ("simulate", done, total), and the same of another candidate.
 
     Raises:
         InputError: If the candidate makes no sense on any engine: see docs/export.md.
@@ -123,7 +123,15 @@ def export_plan(
     found = _forecast(problem, nearest, progress)
     better = ""
     if found is not None:
-        better = better_candidate(plan, found, problem.scored, lambda other: _runs(other, problem))
+        better = better_candidate(
+            plan,
+            found,
+            problem.scored,
+            fit,
+            problem.requests,
+            runs=lambda other: _runs(other, problem),
+            progress=progress,
+        )
     models = (problem.target, problem.draft)
     notes = [model.note for model in models if model is not None and model.note]
     if problem.method == "draft" and problem.draft is not None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from codesign import Progress
 from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.config import Serving
 from codesign.export.setup import Engine
 from codesign.export.wishes import wish_of
 from codesign.planner.predict import score, simulate_outcome
@@ -82,21 +83,40 @@ def forecast(
         progress: Called with ("simulate", done, total).
     """
     planned = _figures(scored.predicted)
-    serving = replace(plan.serving, scheduling="fcfs")
-    if exported == scored.candidate and serving == plan.serving:
-        return Forecast(exported.label, planned, planned, plan.num_seeds, note)
+    if exported == scored.candidate and plan.serving == _served(plan):
+        return Forecast(exported.label, planned, planned, scored.num_seeds, note)
     tokens = int(np.asarray(requests["output_tokens"], np.int64).sum())
-    seeds = list(plan.simulation_seeds)[: 1 if tokens > _MANY_TOKENS else None]
-    outcomes = []
-    for seed in seeds:
+    num_seeds = 1 if tokens > _MANY_TOKENS else plan.num_seeds
+    found = _simulated(plan, exported, fit, requests, num_seeds, progress)
+    return Forecast(exported.label, planned, found, num_seeds, note)
+
+
+def _served(plan: Plan) -> Serving:
+    """How any of these engines serves a plan."""
+    return replace(plan.serving, scheduling="fcfs")
+
+
+def _simulated(
+    plan: Plan,
+    candidate: Candidate,
+    fit: Fit,
+    requests: pd.DataFrame,
+    num_seeds: int,
+    progress: Progress | None,
+    *,
+    stage: str = "simulate",
+) -> dict[str, Interval]:
+    """Figures of a candidate as an engine serves it, with the first of the plan's seeds."""
+    outcomes, slo = [], plan.slo
+    for seed in plan.simulation_seeds[:num_seeds]:
         outcome, _ = simulate_outcome(
-            requests, exported, fit, slo=plan.slo, serving=serving, seed=seed
+            requests, candidate, fit, slo=slo, serving=_served(plan), seed=seed
         )
         outcomes.append(outcome)
         if progress:
-            progress("simulate", len(outcomes), len(seeds))
-    found = score(exported, outcomes, fit, plan.slo, output_tokens=requests["output_tokens"])
-    return Forecast(exported.label, planned, _figures(found.predicted), len(seeds), note)
+            progress(stage, len(outcomes), num_seeds)
+    found = score(candidate, outcomes, fit, slo, output_tokens=requests["output_tokens"])
+    return _figures(found.predicted)
 
 
 def _figures(predicted: Mapping[str, Interval]) -> dict[str, Interval]:
@@ -104,28 +124,52 @@ def _figures(predicted: Mapping[str, Interval]) -> dict[str, Interval]:
 
 
 def better_candidate(
-    plan: Plan, found: Forecast, exported: ScoredCandidate, runs: Callable[[Candidate], bool]
+    plan: Plan,
+    found: Forecast,
+    exported: ScoredCandidate,
+    fit: Fit,
+    requests: pd.DataFrame,
+    *,
+    runs: Callable[[Candidate], bool],
+    progress: Progress | None = None,
 ) -> str:
     """Label of the plan's best candidate that the engine ``runs`` as is, if it beats the export.
 
     By the two figures that decide between plans: goodput alone is equal wherever all requests are
-    served in time.
+    served in time. Both are of simulations as the engine serves, with the same seeds: what the plan
+    says of a candidate only counts if it was simulated so.
     """
     workers = exported.candidate.deployment.num_workers
-    for other in plan.scored:
-        if other.label == exported.label or other.candidate.deployment.num_workers > workers:
-            continue
-        if not runs(other.candidate):
-            continue
-        for name, more_is_better in CRITERIA[plan.objective][:2]:
-            if name not in other.predicted or name not in found.exported:
-                continue
-            theirs, ours = other.predicted[name].value, found.exported[name].value
-            gain = (theirs - ours if more_is_better else ours - theirs) / max(ours, 1e-12)
-            if abs(gain) > NOTICEABLE:
-                return other.label if gain > 0 else ""
+    others = (
+        other
+        for other in plan.scored
+        if other.label != exported.label
+        and other.candidate.deployment.num_workers <= workers
+        and runs(other.candidate)
+    )
+    if (other := next(others, None)) is None:
         return ""
-    return ""
+    theirs: Mapping[str, Interval] = other.predicted
+    if plan.serving != _served(plan) or other.num_seeds != found.num_seeds:
+        num = found.num_seeds
+        theirs = _simulated(
+            plan, other.candidate, fit, requests, num, progress, stage="simulate another candidate"
+        )
+    return other.label if _is_better(theirs, found.exported, plan.objective) else ""
+
+
+def _is_better(
+    theirs: Mapping[str, Interval], ours: Mapping[str, Interval], objective: str
+) -> bool:
+    """Whether the first figure that differs noticeably is better, of the two that decide."""
+    for name, more_is_better in CRITERIA[objective][:2]:
+        if name not in theirs or name not in ours:
+            continue
+        one, other = theirs[name].value, ours[name].value
+        gain = (one - other if more_is_better else other - one) / max(other, 1e-12)
+        if abs(gain) > NOTICEABLE:
+            return gain > 0
+    return False
 
 
 def runs_as_is(candidate: Candidate, engine: Engine) -> bool:

@@ -658,6 +658,20 @@ def test_a_candidate_that_runs_as_it_is_and_serves_better_is_named(make, fit):
     assert export_plan(make(tree, uncut, objective="latency"), fit, engine).better == ""
 
 
+@pytest.mark.parametrize(
+    ("scheduling", "num_seeds", "is_named"),
+    [("fcfs", 1, True), ("slo", 1, False), ("fcfs", 2, False)],
+)
+def test_a_candidate_is_measured_as_the_export_is(make, fit, scheduling, num_seeds, is_named):
+    """What a plan says of another way to join, or of other seeds, is no word on the export."""
+    said = scored("plain", tpot=1e-4)  # it is slower than any chain
+    plan = make(
+        *(scored("async-tree-8x4x2"), said),
+        objective="latency", num_seeds=num_seeds, serving=Serving(scheduling=scheduling),
+    )  # fmt: skip
+    assert (export_plan(plan, fit, ENGINES["vllm"]).better == said.label) == is_named
+
+
 @pytest.mark.parametrize("slo", [SLO(), SLO(tpot=1e-6)])
 def test_one_that_serves_as_many_is_named_if_its_requests_are_done_sooner(make, fit, slo):
     """Goodput says nothing where the machine keeps up with all, or where nobody meets the SLO."""
