@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from codesign.file_ref import FileRef
     from codesign.fit import Fit
     from codesign.planner import Answer, Question
+    from codesign.planner.search_cache import SearchCache
     from codesign.traces import Trace
 
 _EXAMPLES = """\
@@ -93,7 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--processes", type=positive, metavar="N", help="simulations in parallel (all cores)"
     )
-    search.add_argument("--resume", action="store_true", help="continue an interrupted search")
+    search.add_argument(
+        "--resume",
+        action="store_true",
+        help="take the simulations that the last search kept, also an interrupted one",
+    )
     files = parser.add_argument_group("files")
     files.add_argument("--out", default="plan.json", metavar="FILE", help="plan (plan.json)")
     add_output_arguments(parser)
@@ -210,19 +215,9 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
     from codesign.planner import search, task_of
     from codesign.planner.executor import open_executor
     from codesign.planner.fewest import FEWEST, search_fewest
-    from codesign.planner.search_cache import SearchCache, search_key
 
     kept = out.with_name(f"{out.stem}.search.jsonl")
-    key = search_key(question.requests, fit_ref.sha256, question.slo, question.serving)
-    is_kept = kept.exists()
-    cache = SearchCache(key, kept, resume=args.resume)
-    if args.resume and not is_kept:
-        say(
-            f"resume: there is no {kept}, which a search leaves that is interrupted; from the start"
-        )
-    elif args.resume:
-        found = counted(len(cache), "simulation") if len(cache) else "no simulation"
-        say(f"resume: {kept} has {found} of this trace, fit, SLO and way of serving")
+    cache = _opened(question, fit_ref, kept, resume=args.resume)
     try:
         with (
             open_executor(task_of(question), args.executor, processes=args.processes) as executor,
@@ -237,8 +232,31 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
             f"kept {counted(len(cache), 'simulation')} in {kept}; "
             "to continue repeat the command with --resume"
         ) from None
-    except InfeasibleError:
-        cache.remove()
-        raise
-    cache.remove()
+    except InfeasibleError as err:
+        if not len(cache):
+            raise
+        raise InfeasibleError(f"{err}. {_kept_text(cache, kept)}") from err
+    say(_kept_text(cache, kept))
     return answer
+
+
+def _opened(question: Question, fit_ref: FileRef, kept: Path, *, resume: bool) -> SearchCache:
+    """What earlier searches kept, said on stderr where it is asked for."""
+    from codesign.planner import task_of
+    from codesign.planner.search_cache import SearchCache, SearchKey
+
+    is_kept = kept.exists()
+    cache = SearchCache(SearchKey(task_of(question), fit_ref.sha256), kept, resume=resume)
+    if resume and not is_kept:
+        say(f"resume: there is no {kept}, in which a search keeps its simulations; from the start")
+    elif resume:
+        found = counted(len(cache), "simulation") if len(cache) else "no simulations"
+        say(f"resume: {kept} has {found} that hold for this trace, fit, SLO and way of serving")
+    return cache
+
+
+def _kept_text(cache: SearchCache, kept: Path) -> str:
+    return (
+        f"{counted(len(cache), 'simulation')} kept in {kept}: with --resume another SLO, "
+        "objective or choice of policies needs few others"
+    )

@@ -189,7 +189,7 @@ class _Watched(SearchCache):
     """Tells of every simulation."""
 
     def __init__(self, watch: Callable[[tuple[Seen, ...]], None] | None) -> None:
-        super().__init__("")
+        super().__init__()
         self.seen: list[Seen] = []
         self._watch = watch
 

@@ -9,7 +9,7 @@ luck and small differences count. Prints nothing.
     screen         a rough score of each: behaviour, round_times, queueing
     simulations    of the promising ones: halving, executor, search_cache
     predict        figures of several seeds, with intervals (uncertainty, student_t); saturation:
-                   whether the load is borne
+                   whether the load is borne; slo_figures: what depends on the targets
     ranking        which is best; explanation: why; nearest_miss: if none meets the SLO; fewest: on
                    how few workers
     economics      whether speculation pays; sensitivity: what to profile next; scheduling: whether
@@ -85,7 +85,7 @@ def search(
     if executor is None:
         executor = LocalExecutor(task_of(question))  # of one process: nothing to close
     if cache is None:
-        cache = SearchCache("")
+        cache = SearchCache()
     simulations = Simulations(question, executor, cache, progress)
     ordered = simulations.halve(
         _worth_simulating(screened, question),

@@ -87,16 +87,21 @@ class Executor(AbstractContextManager["Executor", None]):
         """
 
 
-def run_job(task: Task, job: Job) -> Outcome:
-    """Simulate a stretch of the trace."""
+def requests_of(task: Task, job: Job) -> pd.DataFrame:
+    """A job's stretch of the trace, from time 0 on, at its rate."""
     requests = task.requests
     if job.first > 0 or job.end < len(requests):
         requests = requests.iloc[job.first : job.end].reset_index(drop=True)
         requests = requests.assign(arrival=requests["arrival"] - requests["arrival"].iloc[0])
     if job.rate != 1.0:
         requests = requests.assign(arrival=requests["arrival"] / job.rate)
+    return requests
+
+
+def run_job(task: Task, job: Job) -> Outcome:
+    """Simulate a stretch of the trace."""
     return simulate_outcome(
-        requests,
+        requests_of(task, job),
         job.candidate,
         task.fit,
         slo=task.slo,

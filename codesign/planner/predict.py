@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 from codesign import Progress
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
-from codesign.metrics import Metrics, meets_slo, slo_values, summarise
+from codesign.metrics import Metrics, summarise
 from codesign.planner.saturation import STABLE, saturation, worst
+from codesign.planner.slo_figures import Times, slo_figures, times_of
 from codesign.planner.uncertainty import (
     acceptance_error,
     bounds_of,
@@ -27,7 +28,7 @@ from codesign.planner.uncertainty import (
     offered,
     time_error,
 )
-from codesign.records import SPANS, RequestRecord, RunRecords
+from codesign.records import SPANS, RunRecords
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,7 @@ class Outcome:
         max_draft_rows: Most rows of a draft forward, prompts that it reads not counted.
         saturation: How the queue grew, one of ``saturation.VERDICTS``.
         num_requests: Of the trace's stretch that was simulated.
+        times: When each request had its first token, and its last; see ``times_of``.
     """
 
     label: str
@@ -68,6 +70,7 @@ class Outcome:
     max_draft_rows: int = 0
     saturation: str = STABLE
     num_requests: int = 0
+    times: Times = ()
 
 
 def simulate_outcome(
@@ -113,17 +116,9 @@ def outcome_of(
     """
     metrics = summarise(records, slo)
     spans = {name: value for name, value in metrics.spans.items() if value is not None}
-    figures = _figures(metrics)
-    for name, value in slo_values(records.requests, slo).items():
-        if value is not None:
-            figures[f"{name}_slo"] = value
-    figures |= offered(records.requests)
     error = time_error(fit, candidate, spans, [r.output_tokens for r in records.requests])
-    for side, factor in (("worse", 1.0 / (1.0 + error)), ("better", 1.0 + error)):
-        share = _share_in_slo(records.requests, slo, factor)
-        figures |= {f"slo_attainment_{side}": share}
-        if records.seconds > 0:
-            figures |= {f"goodput_{side}": share * len(records.requests) / records.seconds}
+    figures = _figures(metrics) | offered(records.requests)
+    figures |= slo_figures(records.requests, records.seconds, slo, error)
     return Outcome(
         candidate.label,
         seed,
@@ -133,12 +128,8 @@ def outcome_of(
         max_draft_rows=records.rounds.most_draft_rows,
         saturation=saturation(records.requests, records.queued),
         num_requests=len(records.requests),
+        times=times_of(records.requests),
     )
-
-
-def _share_in_slo(requests: Sequence[RequestRecord], slo: SLO, factor: float) -> float:
-    """Share of requests that meet the targets times a factor."""
-    return sum(meets_slo(r, slo, factor) for r in requests) / max(len(requests), 1)
 
 
 def score(

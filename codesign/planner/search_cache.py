@@ -1,59 +1,82 @@
-"""Finished simulations of a search, kept while it runs so that an interrupted one can go on.
+"""Finished simulations of a search, kept beside the plan, so that the next one can begin with them.
 
-One JSON object a line, beside the plan that is being made. A line belongs to a key: a hash of
-everything that the simulation depended on.
+One JSON object a line. A line belongs to a key: a hash of everything that the simulation depended
+on. A simulation that no target steers is kept for any SLO.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from codesign import __version__
-from codesign.config import SLO, Serving
 from codesign.errors import InputError
-from codesign.planner.executor import Job
+from codesign.planner.executor import Job, Task, requests_of
 from codesign.planner.predict import Outcome
-
-if TYPE_CHECKING:
-    import pandas as pd
+from codesign.planner.slo_figures import is_steered, outcome_for
 
 
-def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, serving: Serving) -> str:
-    """Hash of what all simulations of a search depend on.
+@dataclass(frozen=True, eq=False)
+class SearchKey:
+    """What the simulations of a search depend on, as hashes.
 
-    Args:
-        requests: Prepared trace.
+    Attributes:
+        task: What they share.
         fit_sha256: Checksum of the fit.
-        slo: Targets.
-        serving: How memory and steps are shared.
     """
-    digest = hashlib.sha256(__version__.encode())  # another version may simulate otherwise
-    for column in sorted(requests):
-        digest.update("\0".join((column, *map(str, requests[column]))).encode())
-    digest.update(json.dumps([fit_sha256, asdict(slo), asdict(serving)]).encode())
-    return digest.hexdigest()
+
+    task: Task
+    fit_sha256: str
+
+    @cached_property
+    def of_any_slo(self) -> str:
+        """Of those that no target steers."""
+        digest = hashlib.sha256(__version__.encode())  # another version may simulate otherwise
+        requests = self.task.requests
+        for column in sorted(requests):
+            digest.update("\0".join((column, *map(str, requests[column]))).encode())
+        digest.update(json.dumps([self.fit_sha256, asdict(self.task.serving)]).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def of_this_slo(self) -> str:
+        """Of the others."""
+        slo = json.dumps(asdict(self.task.slo))
+        return hashlib.sha256(f"{self.of_any_slo} {slo}".encode()).hexdigest()
+
+    def of(self, job: Job, outcome: Outcome) -> str:
+        """Of one simulation."""
+        depends = is_steered(job.candidate, self.task.serving) or not outcome.times
+        return self.of_this_slo if depends else self.of_any_slo
+
+    def judged(self, job: Job, outcome: Outcome) -> Outcome:
+        """An outcome as the targets asked for see it."""
+        requests = requests_of(self.task, job)
+        return outcome_for(outcome, requests, job.candidate, self.task.fit, self.task.slo)
 
 
 class SearchCache:
     """Outcomes by candidate, seed and stretch of the trace, in memory and, with a path, in a file.
 
     Args:
-        key: See ``search_key``; lines of the file with another key are ignored.
-        path: File to append to; None for memory alone.
-        resume: Read what an earlier search left in the file; otherwise it starts empty.
+        key: Lines of the file with another one are ignored; None for memory alone.
+        path: File to append to, with a key; None for memory alone.
+        resume: Read what earlier searches left in the file; otherwise it starts empty.
 
     Raises:
         InputError: If the file cannot be read or written.
     """
 
-    def __init__(self, key: str, path: Path | None = None, *, resume: bool = False) -> None:
+    def __init__(
+        self, key: SearchKey | None = None, path: Path | None = None, *, resume: bool = False
+    ) -> None:
         self._key = key
         self._path = path
         self._outcomes: dict[tuple[str, int, int], Outcome] = {}
+        self._unjudged: set[tuple[str, int, int]] = set()  # perhaps made for another SLO
         if path is None:
             return
         try:
@@ -76,7 +99,12 @@ class SearchCache:
         """What a simulation gave, if it was made; a search has one stretch of each length."""
         if job.rate != 1.0:
             return None
-        return self._outcomes.get((job.candidate.label, job.seed, job.num_requests))
+        place = job.candidate.label, job.seed, job.num_requests
+        outcome = self._outcomes.get(place)
+        if outcome is not None and self._key is not None and place in self._unjudged:
+            self._unjudged.remove(place)
+            outcome = self._outcomes[place] = self._key.judged(job, outcome)
+        return outcome
 
     def put(self, job: Job, outcome: Outcome) -> None:
         """Keep an outcome: in the file first, so that none is counted that is not there.
@@ -88,19 +116,14 @@ class SearchCache:
         """
         if job.rate != 1.0:
             return
-        if self._path is not None:
-            line = json.dumps({"key": self._key, **asdict(outcome)})
+        if self._path is not None and self._key is not None:
+            line = json.dumps({"key": self._key.of(job, outcome), **asdict(outcome)})
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             except OSError as err:
                 raise InputError(f"cannot write {self._path}: {err.strerror}") from err
         self._keep(outcome)
-
-    def remove(self) -> None:
-        """Delete the file: the search is done."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -111,11 +134,15 @@ class SearchCache:
             try:
                 values = json.loads(line)
                 key = values.pop("key")
-                outcome = Outcome(**values)
+                outcome = Outcome(**values | {"times": tuple(map(tuple, values["times"]))})
             except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # the line that the interruption cut off
-            if key == self._key:
-                self._keep(outcome)
+                continue  # the line that an interruption cut off
+            if self._key is not None and key in (self._key.of_any_slo, self._key.of_this_slo):
+                place = self._keep(outcome)
+                if key == self._key.of_any_slo:
+                    self._unjudged.add(place)
 
-    def _keep(self, outcome: Outcome) -> None:
-        self._outcomes[outcome.label, outcome.seed, outcome.num_requests] = outcome
+    def _keep(self, outcome: Outcome) -> tuple[str, int, int]:
+        place = outcome.label, outcome.seed, outcome.num_requests
+        self._outcomes[place] = outcome
+        return place

@@ -59,7 +59,6 @@ def test_plan_writes_a_plan_and_the_prepared_trace_and_prints_one_json_object(pl
         "batch-tree", "async-batch-tree",
     }  # fmt: skip
     assert payload["num_feasible"] >= 1
-    assert not list((tmp_path / "plans").glob("*.jsonl"))
 
 
 def test_the_result_block_states_prediction_target_reason_and_next_command(plan):
@@ -170,7 +169,28 @@ def test_what_cannot_be_planned_is_refused_in_one_line(plan, tmp_path, flags, co
 def test_a_search_that_finds_nothing_to_resume_says_so(plan):
     again = plan("--policies", "plain,chain-3", "--resume")
     assert again.returncode == 0, again.stderr
-    assert "resume: there is no plan.search.jsonl, which a search leaves" in again.stderr
+    assert "resume: there is no plan.search.jsonl, in which a search keeps" in again.stderr
+
+
+def test_the_next_search_begins_with_what_the_last_one_kept(plan, tmp_path, monkeypatch):
+    """Also for another SLO, and whether the last one has found a plan or not."""
+    few = ("--policies", "plain,chain-3")
+    missed = plan(*few, "--slo-tpot-ms", "1")
+    assert missed.returncode == 3
+    kept = len((tmp_path / "plan.search.jsonl").read_text().splitlines())
+    words = f"{kept} simulations kept in plan.search.jsonl: with --resume another SLO"
+    assert words in missed.stderr.splitlines()[-1]
+    met = plan(*few, "--slo-tpot-ms", "500", "--resume", "--json")
+    assert met.returncode == 0, met.stderr
+    assert f"plan.search.jsonl has {kept} simulations that hold for this trace" in met.stderr
+    assert f"{kept + 4} simulations kept in" in met.stderr  # two more seeds of both
+    fresh = plan(*few, "--slo-tpot-ms", "500", "--json", "--out", "fresh.json")
+    same = ("chosen", "alternatives", "ties", "reason", "doubts")
+    found = [json.loads(each.stdout) for each in (met, fresh)]
+    assert [found[0][name] for name in same] == [found[1][name] for name in same]
+    monkeypatch.setattr("codesign.planner.search_cache.SearchCache.put", None)
+    text = plan(*few, "--slo-tpot-ms", "500", "--resume")
+    assert "best " in text.stdout, text.stderr
 
 
 # The command that makes a break after what it keeps first: a search is over in a few seconds.
@@ -243,6 +263,5 @@ def test_an_interrupted_search_says_what_it_kept_and_can_go_on(
     )
     assert again.returncode == 0, again.stderr
     word = "simulation" if num_kept == 1 else "simulations"
-    assert f"resume: plan.search.jsonl has {num_kept} {word} of this trace, fit" in again.stderr
-    assert not kept.exists()
+    assert f"plan.search.jsonl has {num_kept} {word} that hold for this trace" in again.stderr
     assert (tmp_path / "plan.json").exists()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import pandas as pd
 import pytest
@@ -8,18 +9,26 @@ import pytest
 from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
-from codesign.planner.executor import Job
+from codesign.fit import Fit
+from codesign.planner.executor import Job, Task, run_job
 from codesign.planner.predict import Outcome
-from codesign.planner.search_cache import SearchCache, search_key
+from codesign.planner.search_cache import SearchCache, SearchKey
+from codesign.planner.slo_figures import times_of
 from codesign.policy.speculation import parse_policy
+from codesign.records import RequestRecord
 
 JOB = Job(Candidate(Deployment(2), parse_policy("plain"), 1), 0, 0, 5)
+REQUESTS = pd.DataFrame(
+    {"arrival": [0.0, 1.0], "prompt_tokens": [5, 6], "output_tokens": 9, "category": ""}
+)
+TASK = Task(REQUESTS, cast("Fit", None), SLO(tpot=0.1), Serving(max_kv_tokens=4096))
+ONE, OTHER = SearchKey(TASK, "one"), SearchKey(TASK, "other")
 MADE = Outcome("plain on 2, batch 1", 0, {"goodput": 1.0}, {}, 1, num_requests=5)
 
 
 def test_an_outcome_that_cannot_be_kept_is_named_and_not_counted(tmp_path):
     folder = tmp_path / "gone"
-    cache = SearchCache("one", folder / "kept.jsonl")
+    cache = SearchCache(ONE, folder / "kept.jsonl")
     folder.rmdir()
     with pytest.raises(InputError, match=r"cannot write .*kept\.jsonl"):
         cache.put(JOB, MADE)
@@ -29,37 +38,37 @@ def test_an_outcome_that_cannot_be_kept_is_named_and_not_counted(tmp_path):
 def test_a_search_that_keeps_nothing_leaves_no_file(tmp_path):
     path = tmp_path / "kept.jsonl"
     path.write_text("of an earlier search")
-    SearchCache("one", path)
+    SearchCache(ONE, path)
     assert not path.exists()
 
 
 def test_a_line_that_was_cut_off_does_not_swallow_the_next_one(tmp_path):
     path = tmp_path / "kept.jsonl"
-    SearchCache("one", path).put(JOB, MADE)
+    SearchCache(ONE, path).put(JOB, MADE)
     path.write_text(path.read_text()[:-9])  # interrupted while it wrote
-    again = SearchCache("one", path, resume=True)
+    again = SearchCache(ONE, path, resume=True)
     assert len(again) == 0
     again.put(JOB, MADE)
-    assert SearchCache("one", path, resume=True).get(JOB) == MADE  # interrupted once more
+    assert SearchCache(ONE, path, resume=True).get(JOB) == MADE  # interrupted once more
 
 
 def test_a_damaged_line_does_not_lose_the_others(tmp_path):
     path = tmp_path / "kept.jsonl"
-    SearchCache("one", path).put(JOB, MADE)
+    SearchCache(ONE, path).put(JOB, MADE)
     path.write_bytes(b"\xff\xfe\n" + path.read_bytes())
-    assert SearchCache("one", path, resume=True).get(JOB) == MADE
+    assert SearchCache(ONE, path, resume=True).get(JOB) == MADE
 
 
 def test_what_was_kept_for_another_question_is_not_used(tmp_path):
     path = tmp_path / "kept.jsonl"
-    SearchCache("one", path).put(JOB, MADE)
-    assert SearchCache("other", path, resume=True).get(JOB) is None
-    assert SearchCache("one", path, resume=True).get(JOB) == MADE
-    assert SearchCache("one", path).get(JOB) is None  # without resume it starts anew
+    SearchCache(ONE, path).put(JOB, MADE)
+    assert SearchCache(OTHER, path, resume=True).get(JOB) is None
+    assert SearchCache(ONE, path, resume=True).get(JOB) == MADE
+    assert SearchCache(ONE, path).get(JOB) is None  # without resume it starts anew
 
 
 def test_what_was_kept_of_another_stretch_or_rate_is_not_used():
-    cache = SearchCache("one")
+    cache = SearchCache(ONE)
     slower = dataclasses.replace(JOB, rate=0.5)
     cache.put(slower, MADE)
     assert cache.get(JOB) is None
@@ -69,14 +78,57 @@ def test_what_was_kept_of_another_stretch_or_rate_is_not_used():
     assert [cache.get(other) for other in others] == [None] * 3
 
 
+def keys(task, fit_sha256="a"):
+    key = SearchKey(task, fit_sha256)
+    return key.of_any_slo, key.of_this_slo
+
+
 def test_the_key_of_a_search_depends_on_all_that_its_simulations_do():
-    columns = {"arrival": [0.0, 1.0], "prompt_tokens": [5, 6], "output_tokens": 9, "category": ""}
-    base = {"requests": pd.DataFrame(columns), "fit_sha256": "a", "slo": SLO(tpot=0.1)}
-    base["serving"] = Serving(max_kv_tokens=4096)
     added = {"arrival": 0.5, "hash_ids": [[1], [2]], "speculates": [True, False], "slo_tpot": 0.1}
-    changes = [{"requests": base["requests"].assign(**{k: v})} for k, v in added.items()]
-    changes += [{"fit_sha256": "b"}, {"slo": SLO(tpot=0.2)}, {"serving": Serving()}]
-    changes += [{"serving": Serving(max_kv_tokens=4096, prefill_chunk=64)}]
-    keys = [search_key(**base), *(search_key(**{**base, **change}) for change in changes)]
-    assert len(set(keys)) == len(keys) == 9
-    assert search_key(**base) == keys[0]
+    changed = [{"requests": REQUESTS.assign(**{k: v})} for k, v in added.items()]
+    changed += [{"serving": Serving()}, {"serving": Serving(max_kv_tokens=4096, prefill_chunk=64)}]
+    found = [keys(TASK), keys(TASK, "b"), *(keys(dataclasses.replace(TASK, **c)) for c in changed)]
+    assert len({key for both in found for key in both}) == 2 * len(found) == 16
+    assert keys(TASK) == found[0]
+    other = keys(dataclasses.replace(TASK, slo=SLO(tpot=0.2)))
+    assert (other[0] == found[0][0], other[1] == found[0][1]) == (True, False)
+
+
+@pytest.mark.parametrize("scheduling", ["fcfs", "slo"])
+@pytest.mark.parametrize("policy", ["chain-3", "specserve-5"])
+def test_only_what_no_target_steers_is_taken_for_other_targets(
+    machine_fit, tmp_path, policy, scheduling
+):
+    """And then all its figures are those of a simulation that was made for these."""
+    arrival = [0.0, 0.0, 0.1, 0.1, 0.2]
+    columns = {"arrival": arrival, "prompt_tokens": 50, "output_tokens": [9, 20, 5, 12, 8]}
+    own = [0.02, float("nan"), float("nan"), 0.1, float("nan")]
+    requests = pd.DataFrame({**columns, "category": "", "slo_tpot": own})
+    serving = Serving(max_kv_tokens=4096, scheduling=scheduling)
+    first = Task(requests, machine_fit, SLO(ttft=2.0, tpot=0.1), serving)
+    second = dataclasses.replace(first, slo=SLO(ttft=0.15, tpot=0.03, percentile=50.0))
+    job = Job(Candidate(Deployment(2), parse_policy(policy), 2), 0, 1, 5)
+    path = tmp_path / "kept.jsonl"
+    made = run_job(first, job)
+    SearchCache(SearchKey(first, "fit"), path).put(job, made)
+    assert SearchCache(SearchKey(first, "fit"), path, resume=True).get(job) == made
+    again = SearchCache(SearchKey(second, "fit"), path, resume=True)
+    expected = run_job(second, job)
+    assert expected.figures["slo_attainment"] < made.figures["slo_attainment"]
+    is_taken = (policy, scheduling) == ("chain-3", "fcfs")
+    assert again.get(job) == (expected if is_taken else None)
+    assert len(again) == is_taken
+
+
+def test_a_simulation_of_many_requests_is_kept_for_its_own_targets(tmp_path):
+    path = tmp_path / "kept.jsonl"
+    SearchCache(ONE, path).put(JOB, MADE)  # without the times of its requests
+    other = SearchKey(dataclasses.replace(TASK, slo=SLO(tpot=0.2)), "a")
+    assert SearchCache(other, path, resume=True).get(JOB) is None
+    assert times_of([record(1.0, 2.0), record(3.0, 4.0)]) == ((1.0, 3.0), (2.0, 4.0))
+    assert times_of([record(1.0, None)]) == ()
+    assert times_of([record(1.0, 2.0)] * 20_001) == ()
+
+
+def record(first, last):
+    return RequestRecord(0, "", 0.0, 5, 5, first_token=first, finish=last)
