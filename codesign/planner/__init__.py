@@ -7,7 +7,7 @@ luck and small differences count. Prints nothing.
     prepared_trace the requests as they are simulated and run; workload: in a few numbers
     search_space   all candidates
     screen         a rough score of each: behaviour, round_times, queueing
-    simulations    of the promising ones: halving, executor, search_cache
+    simulations    of the promising ones: halving, executor, search_cache; tally: how far they are
     predict        figures of several seeds, with intervals (uncertainty, student_t); saturation:
                    whether the load is borne; slo_figures: what depends on the targets
     ranking        which is best; explanation: why; nearest_miss: if none meets the SLO; fewest: on
@@ -67,8 +67,8 @@ def search(
         executor: Runs the simulations (see ``open_executor``), entered by the caller; in this
             process by default.
         cache: Keeps finished simulations, so that an interrupted search can go on.
-        progress: Called with (stage, done, total): "screen", in candidates, "simulate", in
-            requests, "check doubts", in terms; if nothing meets the SLO as ``nearest_miss`` does.
+        progress: Called with (stage, done, total): "screen", in candidates, "simulate" and
+            "simulate more", in requests; if nothing meets the SLO as ``nearest_miss`` does.
         least_attained: Share of requests within the SLO that the screen must find of some
             candidate, for any to be simulated.
         wants_miss: If nothing meets the SLO, look for what would; it takes simulations of its own.
@@ -93,10 +93,12 @@ def search(
         more=lambda: _worth_simulating(screened, question, is_second=True),
     )
     if not ordered[0].scored.is_feasible:
+        simulations.end()
         if not wants_miss:
             raise InfeasibleError("no plan meets the SLO")
         raise InfeasibleError(_nearest(question, ordered, simulations, progress))
-    doubts = find_doubts(ordered, question, progress=progress)
+    doubts = find_doubts(ordered, question, simulations.apart)
+    simulations.end()
     return _answer(question, space, ordered, doubts, simulations.num_simulated, screen_seconds)
 
 

@@ -10,11 +10,11 @@ import multiprocessing
 import os
 import signal
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from codesign.fit import Fit
+    from codesign.policy.cost import RoundCost
 
 Kind = Literal["local", "ray"]
 KINDS: tuple[Kind, ...] = ("local", "ray")
@@ -58,6 +59,7 @@ class Job:
         first: First request of a stretch of the trace.
         end: Request behind its last one.
         rate: Factor on the arrival rate.
+        costs: Step times in place of the fit's, by deployment; None for the fit's.
     """
 
     candidate: Candidate
@@ -65,6 +67,7 @@ class Job:
     first: int
     end: int
     rate: float = 1.0
+    costs: Mapping[str, RoundCost] | None = None
 
     @property
     def num_requests(self) -> int:
@@ -100,10 +103,11 @@ def requests_of(task: Task, job: Job) -> pd.DataFrame:
 
 def run_job(task: Task, job: Job) -> Outcome:
     """Simulate a stretch of the trace."""
+    fit = task.fit if job.costs is None else replace(task.fit, costs=job.costs)
     return simulate_outcome(
         requests_of(task, job),
         job.candidate,
-        task.fit,
+        fit,
         slo=task.slo,
         serving=task.serving,
         seed=job.seed,

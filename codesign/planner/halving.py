@@ -39,6 +39,7 @@ _MAX_SHARE = 0.2  # of those that enter on one deployment: the screen errs alike
 _HOPELESS = 0.8  # share of the best goodput below which no deployment of a long trace is tried
 _SAME = 0.002  # relative difference of scores below which a batch limit is never reached
 _NUM_CLIMBING = 6  # best plans whose neighbouring batch limits are simulated, too
+MOST_NEIGHBOURS = 2 * _NUM_CLIMBING  # that one look finds; later ones find few
 NUM_CLIMBS = 3  # times that it is looked at who they are
 COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
 

@@ -8,17 +8,17 @@ same simulation without the change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign import Progress
 from codesign.plan import Doubt
 from codesign.planner.behaviour import Behaviour, token_shares
-from codesign.planner.executor import Job, Task, run_job
+from codesign.planner.executor import Job
+from codesign.planner.predict import Outcome
 from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry, may_be_best
 from codesign.planner.saturation import OVERLOADED
 from codesign.planner.screen import behaviours_of, screen
@@ -37,6 +37,7 @@ _MOST_TOKENS = 200_000  # output tokens of the stretch that is simulated for the
 _OPS = {"target": "target step", "draft": "draft step", "prefill": "prompt step"}
 _TOKENS = "tokens per round"
 _SCREENED = {"goodput": "goodput", "latency_mean": "latency", "tpot_mean": "tpot"}
+Simulate = Callable[[Sequence[Job]], Sequence[Outcome]]  # outcomes of jobs, in their order
 Behaviours = Mapping[SpeculationSpec, tuple[Behaviour, ...]]
 Figures = Mapping[str, NDArray[np.float64]]
 
@@ -52,6 +53,14 @@ class _Case:
 
 
 @dataclass(frozen=True, slots=True)
+class _Suspect:
+    """A case, and the plans that would be better in it by arithmetic, the best first."""
+
+    case: _Case
+    rivals: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
 class _Rival:
     """A plan by its place, by how much the best one would be worse, and in which figure."""
 
@@ -61,14 +70,14 @@ class _Rival:
 
 
 def find_doubts(
-    ranked: Sequence[Entry], question: Question, *, progress: Progress | None = None
+    ranked: Sequence[Entry], question: Question, simulate: Simulate
 ) -> tuple[Doubt, ...]:
     """Terms whose error would make another plan noticeably better, the worst first.
 
     Args:
         ranked: What was simulated on the whole trace, best first.
         question: What was asked.
-        progress: Called with ("check doubts", done, total), in terms.
+        simulate: Outcomes of jobs.
     """
     criteria = [name for name, _ in CRITERIA[question.objective][:2]]
     best = ranked[0]
@@ -82,36 +91,58 @@ def find_doubts(
     plans = plans[:_MOST_PLANS]
     if len(plans) < 2 or plans[0] is not best or best.scored.saturation == OVERLOADED:
         return ()  # of an endless queue the screen's arithmetic knows nothing
+    suspected = _suspected(plans, question)
+    return _confirmed(best, suspected, question, simulate)
+
+
+def requests_of_doubts(question: Question) -> int:
+    """Requests to simulate for doubts: more only where a simulation clears a term's first rival."""
+    return _MOST_TERMS * 2 * _end_of(question)
+
+
+def _suspected(plans: Sequence[Entry], question: Question) -> list[_Suspect]:
+    """The terms that are worst by arithmetic."""
     shares = token_shares(question.requests, question.fit.answers)
     specs = list(dict.fromkeys(entry.candidate.speculation for entry in plans))
     behaviours = behaviours_of(specs, question.fit, shares)
     before = _figures(plans, question, question.fit, behaviours)
-    doubts: dict[str, tuple[float, list[Entry], _Case]] = {}
+    found: dict[str, tuple[float, _Suspect]] = {}
     of_tokens = tokens_error(question.fit, question.requests["output_tokens"])
     for case in _cases(plans, question.fit, behaviours, of_tokens):
         after = _figures(plans, question, case.fit, case.behaviours)
         rivals = _rivals(plans, question.objective, before, after)
-        if rivals and rivals[0].regret > doubts.get(case.term, (0.0,))[0]:
-            doubts[case.term] = rivals[0].regret, [plans[r.index] for r in rivals], case
-    worst = sorted(doubts.values(), key=lambda doubt: -doubt[0])[:_MOST_TERMS]
-    found = []
-    for number, (_, rivals, case) in enumerate(worst, 1):
-        simulated = (_simulated(best, rival, case, question) for rival in rivals[:_MOST_RIVALS])
-        if (doubt := next((d for d in simulated if d is not None), None)) is not None:
-            found.append(doubt)
-        if progress is not None:
-            progress("check doubts", number, len(worst))
+        if rivals and rivals[0].regret > found.get(case.term, (0.0,))[0]:
+            named = [plans[rival.index] for rival in rivals[:_MOST_RIVALS]]
+            found[case.term] = rivals[0].regret, _Suspect(case, named)
+    worst = sorted(found.values(), key=lambda pair: -pair[0])[:_MOST_TERMS]
+    return [suspect for _, suspect in worst]
+
+
+def _confirmed(
+    best: Entry, suspects: Sequence[_Suspect], question: Question, simulate: Simulate
+) -> tuple[Doubt, ...]:
+    """Doubts that a simulation agrees with: all terms at once, with one rival after another."""
+    tried = _Tried(question, simulate)
+    found: list[Doubt] = []
+    left = list(suspects)
+    for turn in range(_MOST_RIVALS):
+        left = [suspect for suspect in left if turn < len(suspect.rivals)]
+        pairs = [(e, s.case) for s in left for e in (best, s.rivals[turn])]
+        tried.run([(e, case) for e, own in pairs for case in (None, own)])
+        agreed = [_doubt(best, s.rivals[turn], s.case, question, tried) for s in left]
+        found += [doubt for doubt in agreed if doubt is not None]
+        left = [s for s, doubt in zip(left, agreed, strict=True) if doubt is None]
     return tuple(sorted(found, key=lambda doubt: -doubt.regret))
 
 
-def _simulated(best: Entry, rival: Entry, case: _Case, question: Question) -> Doubt | None:
+def _doubt(
+    best: Entry, rival: Entry, case: _Case, question: Question, tried: _Tried
+) -> Doubt | None:
     """What a case does to the best plan beside its rival; None if nothing that is noticeable."""
     pair = best, rival
-    before = [_simulation(entry, question, question.fit) for entry in pair]
-    after = [_simulation(entry, question, _moved(entry, case)) for entry in pair]
     columns = [
         {name: np.array([figures[name] for figures in both]) for name in _SCREENED}
-        for both in (before, after)
+        for both in ([tried.figures(e, moved) for e in pair] for moved in (None, case))
         if all(name in figures for figures in both for name in _SCREENED)
     ]
     if len(columns) < 2:
@@ -122,12 +153,48 @@ def _simulated(best: Entry, rival: Entry, case: _Case, question: Question) -> Do
     return Doubt(case.term, case.change, rival.candidate.label, rivals[0].regret, rivals[0].figure)
 
 
-def _simulation(entry: Entry, question: Question, fit: Fit) -> dict[str, float]:
-    """Figures of a plan on the first stretch of the trace."""
+class _Tried:
+    """Simulations of plans as the fit has them and with terms moved, each made once."""
+
+    def __init__(self, question: Question, simulate: Simulate) -> None:
+        self._question, self._simulate = question, simulate
+        self._end = _end_of(question)
+        self._found: dict[tuple[str, str], Mapping[str, float]] = {}
+
+    def figures(self, entry: Entry, case: _Case | None) -> Mapping[str, float]:
+        """Of one that was run."""
+        return self._found[_name(entry, case)]
+
+    def run(self, wanted: Sequence[tuple[Entry, _Case | None]]) -> None:
+        """Simulate those that are not known."""
+        jobs: dict[tuple[str, str], Job] = {}
+        for entry, case in wanted:
+            if (name := _name(entry, case)) in self._found:
+                continue
+            if case is None and (known := self._known(entry)):
+                self._found[name] = known
+                continue
+            costs = None if case is None else _moved(entry, case).costs
+            jobs[name] = Job(entry.candidate, self._question.seed, 0, self._end, costs=costs)
+        outcomes = self._simulate(list(jobs.values()))
+        self._found |= {name: outcome.figures for name, outcome in zip(jobs, outcomes, strict=True)}
+
+    def _known(self, entry: Entry) -> Mapping[str, float]:
+        """Of the very simulation that the search has made, if the stretch is all of the trace."""
+        question = self._question
+        is_whole = self._end == len(question.requests)
+        made = (o for o in entry.outcomes if is_whole and o.num_requests == self._end)
+        return next((o.figures for o in made if o.seed == question.seed), {})
+
+
+def _name(entry: Entry, case: _Case | None) -> tuple[str, str]:
+    return entry.candidate.label, "" if case is None else case.term
+
+
+def _end_of(question: Question) -> int:
+    """Requests of the stretch that is simulated, the first of the trace."""
     tokens = np.cumsum(question.requests["output_tokens"])
-    end = max(int(np.searchsorted(tokens, _MOST_TOKENS, side="right")), 1)
-    task = Task(question.requests, fit, question.slo, question.serving)
-    return run_job(task, Job(entry.candidate, question.seed, 0, end)).figures
+    return max(int(np.searchsorted(tokens, _MOST_TOKENS, side="right")), 1)
 
 
 def _moved(entry: Entry, case: _Case) -> Fit:

@@ -8,11 +8,13 @@ from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.planner.executor import Executor, Job
 from codesign.planner.halving import (
+    MOST_NEIGHBOURS,
     NEAR,
     NUM_CLIMBS,
     Rung,
     finalists,
     neighbours,
+    representatives,
     rungs,
     survivors,
 )
@@ -20,6 +22,8 @@ from codesign.planner.predict import Outcome, misses, score, spread_over_seeds
 from codesign.planner.question import Question
 from codesign.planner.ranking import Entry, may_be_best, rank
 from codesign.planner.search_cache import SearchCache
+from codesign.planner.sensitivity import requests_of_doubts
+from codesign.planner.tally import Tally
 
 
 class Simulations:
@@ -29,7 +33,8 @@ class Simulations:
         question: What is asked.
         executor: Where simulations run.
         cache: Of those that an interrupted search has finished.
-        progress: Called as ``progress("simulate", requests done, requests in all)``.
+        progress: Called as ``progress(stage, requests done, requests in all)``: "simulate", and
+            "simulate more" once the first were not good enough.
 
     Attributes:
         num_simulated: Candidates.
@@ -45,11 +50,12 @@ class Simulations:
         self._question = question
         self._executor = executor
         self._cache = cache
-        self._progress = progress
         self._rungs = rungs(question.requests)
+        self._tally = Tally(progress, "simulate")
+        self._num_shown = 0  # of those that every table must show
+        self._later = 0  # requests to simulate after this rung, as far as is known
+        self._spare = 0  # and on this rung for neighbours
         self.num_simulated = 0  # candidates
-        self._done = 0  # requests simulated
-        self._total = 0  # requests to simulate, as far as is known
 
     def halve(
         self,
@@ -68,19 +74,28 @@ class Simulations:
         question = self._question
         left, ordered = list(candidates), []
         self.num_simulated = len(left)
+        self._num_shown = len(representatives(left)) - 1  # the best is one of them
         for number, rung in enumerate(self._rungs):
-            self._expect(rung, len(left))
+            self._expect(number, len(left))
             ordered = self._ranked(left, rung, [question.seed])
             if number == 0:
                 ordered = self._climbed(ordered, rung, space)
                 if self._is_worth_more(ordered[0]):
+                    self._tally.begin("simulate more")
+                    self._spare = MOST_NEIGHBOURS * _size(rung)
                     ordered = self._climbed(self._joined(ordered, more(), rung), rung, space)
             left = survivors(ordered, rung.num_kept)
+        return self._repeated(ordered)
+
+    def _repeated(self, ordered: list[Entry]) -> list[Entry]:
+        """In the order that several seeds give, of which the best have all."""
+        question = self._question
         left = finalists(ordered, len(question.requests))
         seeds = range(question.seed, question.seed + question.num_seeds)
         repeated: dict[Candidate, tuple[Outcome, ...]] = {}
         while left:
-            self._total = self._done + len(left) * len(seeds) * len(question.requests)
+            doubts = requests_of_doubts(question)
+            self._tally.expect(len(left) * len(seeds) * len(question.requests) + doubts)
             again = self._ranked(left, self._rungs[-1], seeds)
             repeated |= {entry.candidate: entry.outcomes for entry in again}
             ordered = self._judged(
@@ -89,6 +104,15 @@ class Simulations:
             # The first may owe its place to a single seed.
             left = [e.candidate for e in ordered[:1] if e.candidate not in repeated]
         return ordered
+
+    def apart(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Outcomes of jobs at other step times or on another stretch; none is kept."""
+        self._tally.expect(sum(job.num_requests for job in jobs))
+        return self._run(jobs, is_kept=False)
+
+    def end(self) -> None:
+        """Nothing more will be simulated of the trace at its own rate."""
+        self._tally.end()
 
     def _is_worth_more(self, best: Entry) -> bool:
         """Whether what the screen thought less of may be what is asked for."""
@@ -111,7 +135,8 @@ class Simulations:
         """With others, those of them that were not simulated before."""
         known = {entry.candidate for entry in ordered}
         added = [candidate for candidate in candidates if candidate not in known]
-        self._total += len(added) * (rung.end - rung.first)
+        self._tally.expect(max(len(added) * _size(rung), self._spare) + self._later)
+        self._spare = max(self._spare - len(added) * _size(rung), 0)
         jobs = [Job(c, self._question.seed, rung.first, rung.end) for c in added]
         outcomes = [(outcome,) for outcome in self._run(jobs)]
         self.num_simulated += len(added)
@@ -182,34 +207,40 @@ class Simulations:
         ]
         return rank(entries, question.objective)
 
-    def _run(self, jobs: Sequence[Job], *, is_counted: bool = True) -> list[Outcome]:
+    def _run(
+        self, jobs: Sequence[Job], *, is_counted: bool = True, is_kept: bool = True
+    ) -> list[Outcome]:
         """Outcomes of jobs, in their order; from the cache where it has them."""
-        outcomes = {index: self._cache.get(job) for index, job in enumerate(jobs)}
+        outcomes = {
+            index: self._cache.get(job) if is_kept else None for index, job in enumerate(jobs)
+        }
         missing = [index for index, outcome in outcomes.items() if outcome is None]
         if is_counted:
-            self._report(sum(job.num_requests for job in jobs) - _size(jobs, missing))
+            self._tally.add(sum(jobs[i].num_requests for i in set(outcomes) - set(missing)))
         for number, outcome in self._executor.run([jobs[index] for index in missing]):
             job = jobs[missing[number]]
             outcomes[missing[number]] = outcome
-            self._cache.put(job, outcome)
+            if is_kept:
+                self._cache.put(job, outcome)
             if is_counted:
-                self._report(job.num_requests)
+                self._tally.add(job.num_requests)
         return [outcome for outcome in outcomes.values() if outcome is not None]
 
-    def _expect(self, rung: Rung, num_candidates: int) -> None:
+    def _expect(self, number: int, num_candidates: int) -> None:
         """Count the requests to simulate from a stretch on, as far as is known."""
-        left = self._rungs[self._rungs.index(rung) :]
-        sizes = [r.end - r.first for r in left]
-        kept = [num_candidates, *(r.num_kept for r in left)]
+        sizes = list(map(_size, self._rungs))
+        kept = [rung.num_kept + self._num_shown for rung in self._rungs]
+        if not self.is_short:
+            kept[-1] = self._rungs[-1].num_kept + 1  # the best without a draft
+        kept[-1] += 1  # one that comes first only then
+        later = sum(
+            size * num for size, num in zip(sizes[number + 1 :], kept[number:], strict=False)
+        )
         repeats = self._question.num_seeds * kept[-1] * sizes[-1]  # the first seed's are at hand
-        expected = sum(size * count for size, count in zip(sizes, kept[:-1], strict=True))
-        self._total = self._done + expected + repeats
-
-    def _report(self, num_requests: int) -> None:
-        self._done += num_requests
-        if self._progress and num_requests:
-            self._progress("simulate", self._done, max(self._total, self._done))
+        self._later = later + repeats + requests_of_doubts(self._question)
+        self._spare = 0 if number else MOST_NEIGHBOURS * sizes[0]
+        self._tally.expect(num_candidates * sizes[number] + self._spare + self._later)
 
 
-def _size(jobs: Sequence[Job], indices: Sequence[int]) -> int:
-    return sum(jobs[index].num_requests for index in indices)
+def _size(rung: Rung) -> int:
+    return rung.end - rung.first

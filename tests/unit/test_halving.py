@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -126,6 +127,37 @@ def test_progress_reaches_its_end_once_and_at_the_end(question):
     assert list(seen) == ["screen", "simulate"]
     assert [step for step in seen["simulate"] if step[0] >= step[1]] == seen["simulate"][-1:]
     assert all(done <= total for done, total in seen["simulate"])
+
+
+def told(question: Question) -> dict[str, list[float]]:
+    """Share that was told as left, by stage."""
+    left: dict[str, list[float]] = {}
+
+    def record(stage: str, done: int, total: int) -> None:
+        left.setdefault(stage, []).append(1 - done / total)
+
+    with contextlib.suppress(InfeasibleError):
+        search(question, executor=MadeUp(), progress=record)
+    return left
+
+
+def most_growth(shares: Sequence[float]) -> float:
+    return max(after - before for before, after in pairwise(shares))
+
+
+def test_what_is_told_as_left_hardly_grows(question):
+    """It did by 7 %, as plans to repeat were counted once they came, and doubts not at all."""
+    fit = replace(question.fit, errors={"2/target": 0.9, "2/draft": 0.9, "1+1/draft": 0.9})
+    left = told(replace(question, fit=fit, policies=()))
+    assert list(left) == ["screen", "simulate"]
+    assert most_growth(left["simulate"]) < 0.03
+
+
+def test_what_is_simulated_as_the_first_were_not_good_enough_is_a_stage_of_its_own(question):
+    best = answered(question)[0].chosen.predicted["tpot_mean"].value
+    left = told(replace(question, slo=SLO(tpot=0.9 * best)))
+    assert list(left)[:3] == ["screen", "simulate", "simulate more"]
+    assert all(most_growth(left[stage]) < 0.03 for stage in list(left)[1:3])
 
 
 def test_what_is_tried_for_a_nearest_miss_is_a_stage_of_its_own(question):

@@ -7,9 +7,11 @@ import dataclasses
 import pandas as pd
 import pytest
 
+import codesign.planner.executor
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
-from codesign.planner import Question, search, sensitivity
+from codesign.planner import Question, search, sensitivity, task_of
+from codesign.planner.executor import run_jobs
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
 from codesign.planner.sensitivity import find_doubts
@@ -26,6 +28,11 @@ def entry(candidate: Candidate, *latencies: float) -> Entry:
         for seed, latency in enumerate(latencies)
     )
     return Entry(candidate, outcomes, ScoredCandidate(candidate, {}, {}, "fitted", True), 0.0)
+
+
+def simulated(question: Question):
+    """What runs the jobs of doubts in this process."""
+    return lambda jobs: run_jobs(task_of(question), jobs)
 
 
 @pytest.fixture
@@ -101,17 +108,34 @@ def test_where_simulation_clears_the_first_rival_the_next_one_is_simulated(quest
     fit = dataclasses.replace(question.fit, errors={"2/draft": 0.9})
     asked = dataclasses.replace(question, fit=fit)
     (doubt,) = search(asked).doubts
-    simulate = sensitivity._simulation
+    simulate = codesign.planner.executor.run_job
 
-    def slow_rival(entry, question, fit):
-        is_slow = entry.candidate.label == doubt.rival and fit is not asked.fit
-        figures = simulate(entry, question, fit)
-        return {name: 9.0 * value for name, value in figures.items()} if is_slow else figures
+    def slow_rival(task, job):
+        is_slow = job.candidate.label == doubt.rival and job.costs is not None
+        made = simulate(task, job)
+        slower = {name: 9.0 * value for name, value in made.figures.items()}
+        return dataclasses.replace(made, figures=slower) if is_slow else made
 
-    monkeypatch.setattr(sensitivity, "_simulation", slow_rival)
+    monkeypatch.setattr(codesign.planner.executor, "run_job", slow_rival)
     (other,) = search(asked).doubts
     assert other.rival != doubt.rival
     assert (other.term, other.change) == (doubt.term, doubt.change)
+
+
+def test_no_simulation_of_a_doubt_is_made_twice(question, monkeypatch):
+    """Nor again if the search has made it: that was half of them."""
+    errors = {"2/target": 0.9, "2/draft": 0.9, "acceptance": 0.5}
+    asked = dataclasses.replace(question, fit=dataclasses.replace(question.fit, errors=errors))
+    made = []
+    simulate = codesign.planner.executor.run_job
+
+    def noted(task, job):
+        made.append(repr(job))
+        return simulate(task, job)
+
+    monkeypatch.setattr(codesign.planner.executor, "run_job", noted)
+    assert len(search(asked).doubts) == 3
+    assert len(set(made)) == len(made)
 
 
 def test_fewer_tokens_per_round_speak_for_less_drafting(question):
@@ -151,7 +175,7 @@ def test_the_workers_that_run_prompts_alone_may_be_doubted_too(question):
     plans = [Candidate(parse_deployment(label), plain, 4) for label in ("2/p1", "3")]
     ranked = [entry(plan, 2.0) for plan in plans]
     asked = dataclasses.replace(question, fit=fit, objective="goodput", workers=3)
-    (doubt,) = find_doubts(ranked, asked)
+    (doubt,) = find_doubts(ranked, asked, simulated(asked))
     assert (doubt.term, doubt.change) == ("prompt step of 1", 0.9)
     assert doubt.rival == plans[1].label
 
@@ -163,7 +187,7 @@ def test_a_plan_with_fewer_seeds_is_no_rival_for_its_luck(question):
     plans = [Candidate(parse_deployment("2"), chain, batch) for batch in (1, 2)]
     ranked = [entry(plans[0], 2.0, 3.0, 4.0), entry(plans[1], 2.0)]
     asked = dataclasses.replace(question, fit=fit, objective="goodput")
-    assert find_doubts(ranked, asked) == ()
+    assert find_doubts(ranked, asked, simulated(asked)) == ()
 
 
 def test_a_draft_that_takes_longer_has_dearer_children_too(machine_fit):
