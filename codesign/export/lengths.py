@@ -1,11 +1,13 @@
-"""Lengths of chains that a policy leaves open, by the planner's own arithmetic.
+"""Lengths of chains and sizes of trees that a policy leaves open, by the planner's own arithmetic.
 
 Recorded acceptance and fitted step times, as in the planner's screen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +19,22 @@ from codesign.export.setup import BatchRange
 from codesign.export.wishes import Wish
 from codesign.planner.behaviour import token_shares
 from codesign.planner.economics import Decoding
+from codesign.planner.ranking import NOTICEABLE
 from codesign.planner.screen import behaviours_of
+from codesign.planner.search_space import TREE_ROWS, TREE_WIDTHS
 from codesign.planner.workload import Workload
 from codesign.policy.speculation import SpeculationSpec
+
+Shape = tuple[int, int, int]  # depth, width and rows of a tree, root included
 
 
 class Lengths:
     """Seconds per token of chains of each length, drafted in turn with the target."""
 
     def __init__(self, problem: Problem, unit: int, longest: int) -> None:
-        fit, requests, old = problem.fit, problem.requests, problem.candidate
-        specs = [chain_of(old.speculation, length) for length in range(longest + 1)]
-        behaviours = behaviours_of(specs, fit, token_shares(requests, fit.answers))
-        context = Workload.of(requests).context
-        deployment = Deployment(unit, 0, old.deployment.replicas)
-        self._chains = [
-            Decoding(Candidate(deployment, s, old.max_batch), fit, behaviours[s], context)
-            for s in specs
-        ]
+        old = problem.candidate.speculation
+        specs = [chain_of(old, length) for length in range(longest + 1)]
+        self._chains = _decodings(problem, unit, specs)
 
     def best(self, running: float, *, least: int = 0, slo_tpot: float | None = None) -> int:
         """The length that decodes fastest with so many requests on all copies.
@@ -54,6 +54,65 @@ class Lengths:
         """(longest + 1,) seconds per token of one request."""
         batch = np.array([running])
         return np.array([chain.seconds_per_token(batch)[0] for chain in self._chains])
+
+
+def _decodings(problem: Problem, unit: int, specs: Sequence[SpeculationSpec]) -> list[Decoding]:
+    """Policies on one group of GPUs for each copy."""
+    fit, requests, old = problem.fit, problem.requests, problem.candidate
+    behaviours = behaviours_of(specs, fit, token_shares(requests, fit.answers))
+    context = Workload.of(requests).context
+    deployment = Deployment(unit, 0, old.deployment.replicas)
+    return [
+        Decoding(Candidate(deployment, spec, old.max_batch), fit, behaviours[spec], context)
+        for spec in specs
+    ]
+
+
+def best_shape(problem: Problem, unit: int, asked: Shape, deepest: int) -> Shape:
+    """The tree or chain that decodes fastest; the one asked for if none is noticeably faster.
+
+    Of drafts that take turns with the target each forward is waited for, so that the size that was
+    best beside the target may be far from it.
+
+    Args:
+        problem: With the plan's mean batch.
+        unit: GPUs of one copy.
+        asked: With the most rows and leaves that are considered.
+        deepest: Most forwards of a round.
+    """
+    depths = range(1, max(asked[0], deepest) + 1)
+    widths = {*(width for width in TREE_WIDTHS if width < asked[1]), asked[1]}
+    rows = {*range(2, TREE_ROWS[0]), *TREE_ROWS, asked[2]}
+    sizes = product(depths, sorted(widths), sorted(n for n in rows if n <= asked[2]))
+    shapes = [asked, *(shape for shape in sizes if shape == within_pool(shape))]
+    old = problem.candidate.speculation
+    decodings = _decodings(problem, unit, [tree_of(old, shape) for shape in shapes])
+    batch = np.array([problem.running])
+    seconds = [float(each.seconds_per_token(batch)[0]) for each in decodings]
+    best = int(np.argmin(seconds))
+    return shapes[best] if seconds[best] < (1.0 - NOTICEABLE) * seconds[0] else asked
+
+
+def within_pool(shape: Shape) -> Shape:
+    """As deep as a path of so many rows, and with no more rows than drafting by levels finds.
+
+    The first forward gives ``width`` nodes, each later one as many below each of ``width`` leaves.
+    """
+    depth, width, rows = shape
+    depth = min(depth, rows - 1)
+    return depth, width, min(rows, 1 + width + (depth - 1) * width**2)
+
+
+def tree_of(spec: SpeculationSpec, shape: Shape) -> SpeculationSpec:
+    """The tree of a shape that a policy's drafter can propose, in turn with the target."""
+    depth, width, rows = shape
+    return SpeculationSpec(
+        kind="eagle" if spec.kind == "eagle" else "tree",
+        rows=rows,
+        width=width,
+        expansions=depth,
+        feature_decay=spec.feature_decay,
+    )
 
 
 def chain_of(spec: SpeculationSpec, length: int) -> SpeculationSpec:

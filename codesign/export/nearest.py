@@ -10,13 +10,22 @@ from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.errors import counted
 from codesign.export.groups import decoding_group, prefill_group
-from codesign.export.lengths import Lengths, chain_of, keeps_slo, one_length, schedule_of
+from codesign.export.lengths import (
+    Lengths,
+    Shape,
+    best_shape,
+    chain_of,
+    keeps_slo,
+    one_length,
+    schedule_of,
+    tree_of,
+    within_pool,
+)
 from codesign.export.models import check_positions
 from codesign.export.problem import Problem
 from codesign.export.setup import BatchRange, Loss, Setup
-from codesign.export.wishes import wish_of
+from codesign.export.wishes import Wish, wish_of
 from codesign.planner.search_space import longest_request
-from codesign.policy.speculation import SpeculationSpec
 from codesign.records import has_own_targets
 
 
@@ -52,7 +61,7 @@ def find_nearest(problem: Problem) -> Nearest:
     lengths = None if unit is None else Lengths(problem, unit, wish.longest)
     schedule: tuple[BatchRange, ...] = ()
     if tree is not None:
-        depth, width, rows = _within_pool(tree, losses)
+        depth, width, rows = _shape(problem, wish, unit, losses)
     else:
         schedule = schedule_of(problem, wish, lengths)
         depth = schedule[0].length if schedule else one_length(problem, wish, lengths)
@@ -131,17 +140,30 @@ def _serving(problem: Problem) -> Serving:
     return replace(serving, max_kv_tokens=None) if problem.is_cpu else serving
 
 
-def _within_pool(shape: tuple[int, int, int], losses: list[Loss]) -> tuple[int, int, int]:
-    """A tree's (depth, width, rows), with no more rows than level by level drafting finds.
+def _shape(problem: Problem, wish: Wish, unit: int | None, losses: list[Loss]) -> Shape:
+    """A tree's size: the plan's where it drafts just so, otherwise the one that decodes fastest."""
+    assert wish.shape is not None
+    asked, shape = wish.shape, within_pool(wish.shape)
+    if shape[2] < asked[2]:
+        losses.append(
+            Loss(f"{asked[2]} rows are verified", f"{shape[2]}, all that the drafting finds")
+        )
+    spec, deployment = problem.candidate.speculation, problem.candidate.deployment
+    is_as_planned = spec.kind in ("tree", "eagle") and deployment.unit.label == str(unit)
+    if unit is None or is_as_planned:
+        return shape
+    found = best_shape(problem, unit, shape, wish.longest)
+    if found != shape:
+        instead = f"{_shape_text(found)}, the fastest of up to as many rows"
+        losses.append(Loss(_shape_text(shape), instead))
+    return found
 
-    The first forward gives ``width`` nodes, each later one as many below each of ``width`` leaves.
-    """
+
+def _shape_text(shape: Shape) -> str:
     depth, width, rows = shape
-    depth = min(depth, rows - 1)  # no path of the tree is longer
-    most = 1 + width + (depth - 1) * width**2
-    if rows > most:
-        losses.append(Loss(f"{rows} rows are verified", f"{most}, all that the drafting finds"))
-    return depth, width, min(rows, most)
+    if width == 1:
+        return f"chains of {depth}"
+    return f"trees of {rows} rows, {counted(depth, 'forward')} of {width} leaves"
 
 
 def _simulated(
@@ -156,13 +178,7 @@ def _simulated(
         depth = next(part.length for part in setup.schedule if problem.batch <= part.last)
     spec = chain_of(old.speculation, depth)
     if setup.is_tree:
-        spec = SpeculationSpec(
-            kind="eagle" if old.speculation.kind == "eagle" else "tree",
-            rows=setup.rows,
-            width=setup.width,
-            expansions=setup.depth,
-            feature_decay=old.speculation.feature_decay,
-        )
+        spec = tree_of(old.speculation, (setup.depth, setup.width, setup.rows))
     known = str(setup.prefill_gpus) in problem.fit.costs
     prefill = setup.prefill_gpus if known else old.deployment.prefill_workers
     deployment = Deployment(unit, 0, old.deployment.replicas, prefill)

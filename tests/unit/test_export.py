@@ -134,10 +134,10 @@ def test_vllm_is_only_asked_for_chains(make, fit, policy):
         ("tree-4x4x4", 3, 4, 4),  # no path of four rows is longer than three
         ("static-tree-3x2x1", 3, 3, 16),
         ("static-tree-1x1", 2, 1, 3),
-        ("async-tree-8x4x2", 2, 4, 8),
-        ("inflight-tree-8x4x2", 2, 4, 8),
+        ("async-tree-8x4x2", 3, 4, 8),  # in turn one forward more pays
+        ("inflight-tree-8x4x2", 3, 4, 8),
         ("pipeinfer-4x2x3", 3, 2, 4),
-        ("adaserve-4x2x32", 4, 2, 9),  # 32 rows for three requests, of 4 x 2 nodes and a root
+        ("adaserve-4x2x32", 3, 2, 9),  # 32 rows for three requests; no level more than pays
         ("eagle-8x4x3@1", 3, 4, 8),
     ],
 )
@@ -150,6 +150,30 @@ def test_sglang_steps_topk_and_tokens_are_depth_width_and_rows(
     assert config["speculative_num_draft_tokens"] == tokens
     method = "EAGLE3" if policy.startswith("eagle") else "STANDALONE"
     assert config["speculative_algorithm"] == method
+
+
+@pytest.mark.parametrize("policy", ["async-tree-16x4x4", "batch-tree-16x4x4"])
+def test_trees_that_were_drafted_otherwise_get_the_size_that_decodes_fastest(make, fit, policy):
+    """Where each draft forward is waited for, the plan's size may be far too large."""
+    costs = {
+        label: dataclasses.replace(c, draft=c.draft.scaled(9.0)) for label, c in fit.costs.items()
+    }
+    slow = dataclasses.replace(fit, costs=costs)
+    found = export_plan(make(scored(policy)), slow, ENGINES["sglang"])
+    setup = found.nearest.setup
+    assert (setup.depth, setup.width, setup.rows) < (4, 4, 16)
+    [loss] = [
+        loss for loss in found.losses if loss.what == "trees of 16 rows, 4 forwards of 4 leaves"
+    ]
+    assert loss.instead.endswith(", the fastest of up to as many rows")
+    asked = export_plan(make(scored("tree-16x4x4")), slow, ENGINES["sglang"])  # serial: it is kept
+    assert asked.nearest.candidate == asked.scored.candidate
+    requests = make(asked.scored).requests()
+    ours, theirs = (
+        simulate_outcome(requests, c, slow, slo=SLO(), serving=Serving(), seed=0)[0]
+        for c in (found.nearest.candidate, asked.nearest.candidate)
+    )
+    assert ours.figures["tpot_mean"] < 0.9 * theirs.figures["tpot_mean"]
 
 
 def test_a_chain_is_what_it_is_on_all_engines_and_is_predicted_as_planned(make, fit):
