@@ -70,11 +70,11 @@ class Candidate:
         return self.speculation.runs_in_engine and not self.deployment.prefill_workers
 
     @property
-    def complexity(self) -> tuple[int, int, int]:
-        """Sort key, simpler first."""
+    def complexity(self) -> tuple[int, int]:
+        """Sort key of its policy, simpler first."""
         spec = self.speculation
         work = spec.max_rows + spec.width * spec.expansions
-        return _SIMPLEST_FIRST.index(self.family), work, self.max_batch
+        return _SIMPLEST_FIRST.index(self.family), work
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a plan file or run.json; the label is for readers."""

@@ -79,6 +79,11 @@ class Deployment:
         return self.replicas * (self.target_workers + self.draft_workers) + self.prefill_workers
 
     @property
+    def num_groups(self) -> int:
+        """Groups of workers that run a model, or both in turn."""
+        return self.replicas * (2 if self.draft_workers else 1) + (self.prefill_workers > 0)
+
+    @property
     def unit(self) -> Deployment:
         """One replica without the prefill workers: what step times are known for."""
         return replace(self, replicas=1, prefill_workers=0)

@@ -183,7 +183,7 @@ def screen_orders(
     misses = screened.attained < percentile / 100.0 - 1e-9
     goodput = np.round(screened.goodput / max(float(screened.goodput.max()), 1e-12), 2)
     limits = np.array([c.max_batch for c in screened.candidates])
-    costs = np.array([c.complexity[:2] for c in screened.candidates]).T
+    costs = np.array([c.complexity for c in screened.candidates]).T
     ends = (*costs[::-1], limits)
     served, late, tpot = -goodput, screened.latency, screened.tpot
     swamped = _swamped(screened, limits, num_requests)

@@ -78,7 +78,7 @@ def rank(entries: Sequence[Entry], objective: str) -> list[Entry]:
             best = _best(left, objective)
             left.remove(best)
             ranked.append(best)
-    return ranked + sorted(missing, key=lambda e: (e.miss, e.candidate.complexity))
+    return ranked + sorted(missing, key=lambda e: (e.miss, _least_trouble(e)))
 
 
 def may_be_best(scored: ScoredCandidate, objective: str) -> bool:
@@ -89,7 +89,7 @@ def may_be_best(scored: ScoredCandidate, objective: str) -> bool:
 def _best(entries: list[Entry], objective: str) -> Entry:
     """Narrow down by each criterion to those not clearly worse than its leader.
 
-    Of what is left, one that the engine runs, and of these the simplest.
+    Of what is left the first by ``_least_trouble``.
     """
     pool = entries
     for figure, more_is_better in CRITERIA[objective]:
@@ -104,9 +104,17 @@ def _best(entries: list[Entry], objective: str) -> Entry:
     return min(pool, key=_least_trouble)
 
 
-def _least_trouble(entry: Entry) -> tuple[bool, tuple[int, int, int], str]:
-    candidate = entry.candidate
-    return not candidate.runs_in_engine, candidate.complexity, candidate.label
+def _least_trouble(entry: Entry) -> tuple[object, ...]:
+    """Sort key of plans that are equally good at the load that was asked about.
+
+    One that the engine runs; then the simplest policy, and the split of the fewest groups with the
+    largest target. Of batch limits the largest: a higher load than the trace's need not queue.
+    """
+    candidate, split = entry.candidate, entry.candidate.deployment
+    return (
+        *(not candidate.runs_in_engine, candidate.complexity),
+        *(split.num_groups, -split.target_workers, -candidate.max_batch, candidate.label),
+    )
 
 
 def clear_gain(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from codesign.candidate import Candidate, Interval, ScoredCandidate
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, parse_deployment
 from codesign.planner.explanation import explain, explain_runner_up
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry, clear_gain, find_ties, rank
@@ -16,7 +16,8 @@ def entry(
     policy, *, goodput=(1.0, 1.0), latency=(1.0, 1.0), tpot=(0.1, 0.1), miss=0.5, load="stable"
 ) -> Entry:
     """A candidate with a value per seed of each figure."""
-    candidate = Candidate(Deployment(2), parse_policy(policy), 4)
+    spec = parse_policy(policy)
+    candidate = Candidate(Deployment(1, 1) if spec.is_async else Deployment(2), spec, 4)
     outcomes = tuple(
         Outcome(candidate.label, seed, {"goodput": g, "latency_mean": x, "tpot_mean": t}, {}, 1)
         for seed, (g, x, t) in enumerate(zip(goodput, latency, tpot, strict=True))
@@ -91,6 +92,38 @@ def test_of_plans_that_nobody_could_tell_apart_one_that_the_engine_runs_is_chose
     ]
     better = dataclasses.replace(pool, outcomes=tuple(fast))
     assert rank([better, chain], "goodput")[0] is better
+
+
+def moved(entry: Entry, split: str, max_batch: int) -> Entry:
+    """The same figures on another split, or with another batch limit."""
+    spec = entry.candidate.speculation
+    candidate = Candidate(parse_deployment(split), spec, max_batch)
+    scored = dataclasses.replace(entry.scored, candidate=candidate)
+    return dataclasses.replace(entry, candidate=candidate, scored=scored)
+
+
+def test_of_equal_batch_limits_the_largest_is_chosen_whose_head_room_costs_nothing():
+    limits = [moved(entry("plain"), "2", limit) for limit in (4, 16, 8)]
+    dear = moved(entry("plain", latency=(1.02, 1.02)), "2", 32)
+    ranked = rank([*limits, dear], "goodput")
+    assert [e.candidate.max_batch for e in ranked] == [16, 8, 4, 32]
+    missed = [dataclasses.replace(e, miss=2.0) for e in limits]
+    missed = [
+        dataclasses.replace(e, scored=dataclasses.replace(e.scored, is_feasible=False))
+        for e in missed
+    ]
+    assert rank(missed, "goodput")[0].candidate.max_batch == 16
+
+
+def test_of_equal_splits_the_fewest_groups_are_chosen_whatever_their_batch_limit():
+    splits = ("4x2", "2x4", "8", "4/p4")
+    ranked = rank([moved(entry("plain"), split, 2**n) for n, split in enumerate(splits)], "goodput")
+    assert [e.candidate.deployment.label for e in ranked] == ["8", "2x4", "4x2", "4/p4"]
+    tree = entry("async-tree-8x4x2")
+    ranked = rank(
+        [moved(tree, "2x3+1", 4), moved(tree, "6+2", 4), moved(tree, "7+1", 1)], "goodput"
+    )
+    assert [e.candidate.deployment.label for e in ranked] == ["7+1", "6+2", "2x3+1"]
 
 
 def test_a_gain_that_depends_on_the_seed_goes_to_the_simpler_plan():
