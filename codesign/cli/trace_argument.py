@@ -23,16 +23,21 @@ def add_trace_arguments(parser: argparse.ArgumentParser, *, required: bool = Tru
     add_change_arguments(group)
 
 
-def trace_from_args(args: argparse.Namespace) -> Trace:
+def trace_from_args(args: argparse.Namespace, *, most: int | None = None) -> Trace:
     """Return the trace with the changes that were asked for; say every note on stderr.
 
-    Changes are made in this order: jitter, slice, rate, lengths, number of requests.
+    Changes are made in this order: jitter, slice, number of requests, rate, lengths. So what is
+    said of rates and lengths is of the requests that are left.
+
+    Args:
+        args: Parsed.
+        most: Requests where ``--max-requests`` does not say; None for all.
 
     Raises:
         UsageError: If a flag does not parse.
         InputError: If the trace cannot be used.
     """
-    trace = changed_trace(args)
+    trace = changed_trace(args, most=most)
     for note in trace.notes:
         say(f"trace {trace.name}: {note}")
     return trace
@@ -81,8 +86,8 @@ def add_change_arguments(group: Any) -> None:
     )
 
 
-def changed_trace(args: argparse.Namespace) -> Trace:
-    """Return the trace with the changes that were asked for, in ``trace_from_args``'s order."""
+def changed_trace(args: argparse.Namespace, *, most: int | None = None) -> Trace:
+    """Return the trace with the changes that were asked for, as ``trace_from_args`` does."""
     from codesign.traces import load_trace
 
     window = None if args.slice is None else parse_pair("--slice", args.slice, "START:DURATION")
@@ -97,12 +102,14 @@ def changed_trace(args: argparse.Namespace) -> Trace:
         trace = trace.spread_ticks(args.jitter)
     if window is not None:
         trace = trace.slice(*window)
+    limit = most if args.max_requests is None else args.max_requests
+    if limit is not None:
+        trace = trace.head(limit)
     if args.rate_scale is not None:
         trace = trace.scale_rate(args.rate_scale)
-    trace = trace.scale_lengths(
+    return trace.scale_lengths(
         prompt=scales[0], output=scales[1], max_prompt=args.max_prompt, max_output=args.max_output
     )
-    return trace if args.max_requests is None else trace.head(args.max_requests)
 
 
 def parse_pair(

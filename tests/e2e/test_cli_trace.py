@@ -247,6 +247,22 @@ def test_other_verbs_take_the_same_changes_and_say_every_note(small, capsys):
     assert len(trace.notes) == 2
 
 
+def test_notes_describe_the_requests_that_are_left(small):
+    """They told of the rate and of the lengths of requests that were then cut off."""
+    words = ("--trace", str(small), "--rate-scale", "4", "--length-scale", "2")
+    three = trace_from_args(parse(*words, "--max-requests", "3"))
+    assert three.notes == (
+        "only the first 3 of 4 requests",
+        "arrival rate times 4: 1 became 4 requests/s",
+        "prompt_tokens times 2: mean 220.0 became 440.0",
+        "output_tokens times 2: mean 30.0 became 60.0",
+    )
+    by_default = trace_from_args(parse(*words), most=3)
+    assert by_default.notes == three.notes
+    assert by_default.requests.equals(three.requests)
+    assert len(trace_from_args(parse(*words, "--max-requests", "4"), most=3)) == 4
+
+
 def test_one_length_scale_holds_for_prompts_and_outputs(small):
     trace = trace_from_args(parse("--trace", str(small), "--length-scale", "0.5"))
     assert trace.requests["prompt_tokens"].tolist() == [5, 300, 25, 30]
