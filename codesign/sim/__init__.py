@@ -11,7 +11,7 @@ often as it did in the recordings.
     tape_batch    rounds that these objects made before (tapes), for policies that take requests
                   one by one
     turns_batch   plain decoding of requests that take turns
-    replica       admission, prompts, rounds, eviction: one event per step
+    replica       admission, prompts, rounds, eviction: one event per step (shared: what all have)
     prefill       who is admitted and does not decode yet
     steps         what a replica does now, and the row that is written of it
     acceptance    the draft model and the target model that agree as the recorded ones did
@@ -46,8 +46,9 @@ from codesign.policy.speculation import fanout_of
 from codesign.records import RoundLog, RunRecords
 from codesign.sim.batches import batch_maker
 from codesign.sim.cluster import Arrivals, PromptPool
-from codesign.sim.replica import Replica, Shared
+from codesign.sim.replica import Replica
 from codesign.sim.requests import SimulatedRequest, check_prompts, check_sizes, read_requests
+from codesign.sim.shared import Shared
 from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.timing import timing_of
 from codesign.sim.work import Batch

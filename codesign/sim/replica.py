@@ -6,57 +6,23 @@ a timing; everything else a server does is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import simpy
 
 from codesign.policy.batching import Batcher, QueuedRequest
 from codesign.policy.cost import RoundCost
-from codesign.records import RoundLog
 from codesign.sim.cluster import Process
 from codesign.sim.played import PlayedBatch
 from codesign.sim.prefill import Prefill
 from codesign.sim.quiet_rounds import RunAhead
 from codesign.sim.requests import SimulatedRequest
+from codesign.sim.shared import Shared
 from codesign.sim.steps import Step, StepLog
 from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.timing import Spans, Timing, TogetherTiming, shared_step
 from codesign.sim.under_way import UnderWay
 from codesign.sim.work import Batch, Work
-
-
-def _nobody_comes(start: float, end: float) -> int:
-    return 0
-
-
-def _nobody_asks(request_id: int, at: float) -> None:
-    """There is no pool for prompts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all replicas of a run share.
-
-    Attributes:
-        env: The clock.
-        requests: By number.
-        rounds: Where rounds are written.
-        on_finish: Called when a request is over.
-        next_event: When something from outside happens to a replica next, at the earliest, by its
-            number.
-        on_taken: Called with a request whose prompt has run elsewhere, and when it was admitted.
-        num_arriving: Requests that a replica is given after one time and not after another.
-    """
-
-    env: simpy.Environment
-    requests: dict[int, SimulatedRequest]
-    rounds: RoundLog
-    on_finish: Callable[[], None]
-    next_event: Callable[[int], float]
-    on_taken: Callable[[int, float], None] = _nobody_asks
-    num_arriving: Callable[[float, float], int] = _nobody_comes
 
 
 class Replica:
