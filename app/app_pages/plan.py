@@ -185,6 +185,15 @@ def show_two(found: Found) -> None:
     )
 
 
+def next_words(found: Found, fit: Fit) -> str:
+    """What to type with the plan's files, worked out once: of some plans that takes a second."""
+    kept = st.session_state.get("plan_next")
+    if kept is None or kept[0] is not found:
+        kept = found, next_command(found.plan, Path("plan.json"), fit)
+        st.session_state["plan_next"] = kept
+    return kept[1]
+
+
 def show_files(found: Found, fit: Fit) -> None:
     st.subheader("Take it away")
     with st.container(horizontal=True):
@@ -197,7 +206,7 @@ def show_files(found: Found, fit: Fit) -> None:
             mime="application/json",
         )  # fmt: skip
     st.caption("The ZIP file contains the plan, its trace and its fit.")
-    st.code(f"unzip plan.zip\n{next_command(found.plan, Path('plan.json'), fit)}", language="shell")
+    st.code(f"unzip plan.zip\n{next_words(found, fit)}", language="shell")
     st.session_state["plan_file"] = str(unpacked(found.files))
     st.page_link(
         "app_pages/timeline.py", label="Open the plan's timeline", icon=":material/view_timeline:"

@@ -257,7 +257,10 @@ def _opened(question: Question, fit_ref: FileRef, kept: Path, *, resume: bool) -
 
 
 def _kept_text(cache: SearchCache, kept: Path) -> str:
-    return (
-        f"{counted(len(cache), 'simulation')} kept in {kept}: with --resume another SLO, "
-        "objective or choice of policies needs few others"
-    )
+    """Where a search's simulations are, and what they save whom."""
+    count, free = len(cache), cache.num_of_any_slo
+    what, whom = f"{counted(count, 'simulation')} kept in {kept}", "objective or choice of policies"
+    if free == count:
+        return f"{what}: with --resume another SLO, {whom} needs few others"
+    which = f", {free:,} of them for any SLO" if free else ", for this SLO alone"
+    return f"{what}{which}: with --resume another {whom} needs few others"

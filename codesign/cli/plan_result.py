@@ -249,6 +249,6 @@ def _attainment_note(shown: Sequence[ScoredCandidate], slo: SLO) -> list[str]:
 
     attained = [s.predicted.get("slo_attainment") for s in shown if s.is_feasible]
     least = min((each.value for each in attained if each is not None), default=1.0)
-    if not slo.is_set or least >= slo.percentile / 100:
+    if not slo.is_set or least >= slo.percentile / 100 - 1e-9:
         return []
     return wrapped("in SLO", in_slo_text(slo))

@@ -90,15 +90,15 @@ def fits_here(folder: Path) -> dict[str, str]:
     return {**named, str(DEFAULT_FIT): f"shipped: {machine_of(DEFAULT_FIT)}"}
 
 
-def load_traffic(traffic: Traffic) -> Trace:
-    """The trace, scaled and cut.
+def load_traffic(traffic: Traffic, most: int | None = None) -> Trace:
+    """The trace, cut to ``most`` requests, then scaled; in the order of ``codesign plan``.
 
     Raises:
         InputError: If it is missing, broken, or a number makes no sense.
     """
     if traffic.source == SYNTHETIC:
-        return _synthetic(traffic)
-    return _scaled(traffic, file_time(traffic.source))
+        return _synthetic(traffic, most)
+    return _scaled(traffic, file_time(traffic.source), most)
 
 
 def length_factors(traffic: Traffic) -> tuple[float, float]:
@@ -167,20 +167,25 @@ def _read(source: str, stamp: int) -> Trace:
 
 
 @lru_cache(maxsize=_KEPT_TRACES)
-def _scaled(traffic: Traffic, stamp: int) -> Trace:
-    trace = _read(traffic.source, stamp).scale_rate(traffic.rate_scale)
+def _scaled(traffic: Traffic, stamp: int, most: int | None) -> Trace:
+    trace = _cut(_read(traffic.source, stamp), most).scale_rate(traffic.rate_scale)
     return trace.scale_lengths(max_prompt=traffic.max_prompt, max_output=traffic.max_output)
 
 
 @lru_cache(maxsize=_KEPT_TRACES)
-def _synthetic(traffic: Traffic) -> Trace:
+def _synthetic(traffic: Traffic, most: int | None) -> Trace:
     prompt, output = length_factors(traffic)
-    return _unscaled(traffic.preset, traffic.seconds, traffic.rate, traffic.cv).scale_lengths(
+    trace = _unscaled(traffic.preset, traffic.seconds, traffic.rate, traffic.cv)
+    return _cut(trace, most).scale_lengths(
         prompt=prompt,
         output=output,
         max_prompt=traffic.max_prompt,
         max_output=traffic.max_output,
     )
+
+
+def _cut(trace: Trace, most: int | None) -> Trace:
+    return trace if most is None else trace.head(most)
 
 
 @lru_cache(maxsize=_KEPT_TRACES)

@@ -9,6 +9,7 @@ OBJECTIVE_TITLES = {
     "latency": "lowest mean TPOT",
     "fewest": "fewest GPUs in SLO",
 }
+_MOST = 60  # characters of a value that are shown
 _TITLES = {"objective": OBJECTIVE_TITLES}  # of choices that a link calls by their title
 
 
@@ -37,11 +38,19 @@ def misread_text(asked: Mapping[str, str], used: Mapping[str, str]) -> str:
     """One line about what ``misread`` found; "" if that is nothing."""
     if not used:
         return ""
-    named = ", ".join(f"{name}={asked[name]} (used: {word})" for name, word in used.items())
+    named = ", ".join(
+        f"`{name}={_as_code(asked[name])}` (used: {word})" for name, word in used.items()
+    )
     return (
         f"Not understood in the link: {named}. Once you choose another value on the page, the "
         "address shows how it is written."
     )
+
+
+def _as_code(text: str) -> str:
+    """Somebody else's words between backticks, where no page is made of them."""
+    plain = " ".join(text.replace("`", "").split())
+    return plain if len(plain) <= _MOST else f"{plain[:_MOST]}..."
 
 
 def _in_words(name: str, value: object) -> str:
@@ -55,6 +64,8 @@ def _in_words(name: str, value: object) -> str:
 def _is_same(text: str, name: str, value: object) -> bool:
     if text.strip().lower() == _in_words(name, value).lower() or text == str(value):
         return True
+    if isinstance(value, str) and value and text.startswith(f"{value}: "):
+        return True  # with what a list says of it
     try:
         return not isinstance(value, bool) and float(text) == float(str(value))
     except ValueError:

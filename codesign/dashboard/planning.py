@@ -30,7 +30,7 @@ from codesign.planner.executor import Job, open_executor
 from codesign.planner.fewest import FEWEST, search_fewest
 from codesign.planner.plan_file import save_plan
 from codesign.planner.predict import Outcome
-from codesign.planner.prepared_trace import prepare_trace
+from codesign.planner.prepared_trace import DEFAULT_MAX_REQUESTS, prepare_trace
 from codesign.planner.search_cache import SearchCache
 from codesign.records import has_own_targets
 
@@ -153,11 +153,11 @@ def find_plan(
     """
     fit_file = _fit_file(asked.machine)
     fit = load_machine(asked.machine)
-    trace = load_traffic(asked.traffic)
     most = request_limit(asked)
-    if most is None and knows_memory(fit):
-        most = len(trace)
-    prepared = prepare_trace(trace, fit.target, seed=0, max_requests=most)
+    if most is None and not knows_memory(fit):
+        most = DEFAULT_MAX_REQUESTS
+    trace = load_traffic(asked.traffic, most)
+    prepared = prepare_trace(trace, fit.target, seed=0, max_requests=len(trace))
     note = "" if asked.machine.fit else measured_note(fit, asked.machine.device)
     question = Question(
         requests=prepared.requests,

@@ -9,14 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
-from codesign import __version__
+from codesign.artifacts import replacing
 from codesign.errors import InputError
 from codesign.planner.executor import Job, Task, requests_of
 from codesign.planner.predict import Outcome
 from codesign.planner.slo_figures import is_steered, outcome_for
+
+MOST_BYTES = 64 << 20  # of a file; above that a search drops lines that it cannot use
+
+
+@cache
+def _of_this_code() -> bytes:
+    """A hash of the package's sources: others may simulate otherwise."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +45,7 @@ class SearchKey:
     @cached_property
     def of_any_slo(self) -> str:
         """Of those that no target steers."""
-        digest = hashlib.sha256(__version__.encode())  # another version may simulate otherwise
+        digest = hashlib.sha256(_of_this_code())
         requests = self.task.requests
         for column in sorted(requests):
             digest.update("\0".join((column, *map(str, requests[column]))).encode())
@@ -76,6 +87,7 @@ class SearchCache:
         self._key = key
         self._path = path
         self._outcomes: dict[tuple[str, int, int], Outcome] = {}
+        self._of_any_slo: set[tuple[str, int, int]] = set()
         self._unjudged: set[tuple[str, int, int]] = set()  # perhaps made for another SLO
         if path is None:
             return
@@ -94,6 +106,11 @@ class SearchCache:
     def __len__(self) -> int:
         """Outcomes at hand."""
         return len(self._outcomes)
+
+    @property
+    def num_of_any_slo(self) -> int:
+        """Of these, those that no target steers."""
+        return len(self._of_any_slo)
 
     def get(self, job: Job) -> Outcome | None:
         """What a simulation gave, if it was made; a search has one stretch of each length."""
@@ -117,32 +134,45 @@ class SearchCache:
         if job.rate != 1.0:
             return
         if self._path is not None and self._key is not None:
-            line = json.dumps({"key": self._key.of(job, outcome), **asdict(outcome)})
+            key = self._key.of(job, outcome)
+            line = json.dumps({"key": key, **asdict(outcome)})
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             except OSError as err:
                 raise InputError(f"cannot write {self._path}: {err.strerror}") from err
-        self._keep(outcome)
+            self._keep(outcome, key)
+        else:
+            self._keep(outcome)
 
     def _read(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8", errors="replace")
-        if text and not text.endswith("\n"):
+        lines = [line for line in text.splitlines() if self._take(line)]
+        if len(text) > MOST_BYTES:
+            with replacing(path) as draft:
+                draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        elif text and not text.endswith("\n"):
             with path.open("a", encoding="utf-8") as file:
                 file.write("\n")  # so that the next line does not go on the cut one
-        for line in text.splitlines():
-            try:
-                values = json.loads(line)
-                key = values.pop("key")
-                outcome = Outcome(**values | {"times": tuple(map(tuple, values["times"]))})
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # the line that an interruption cut off
-            if self._key is not None and key in (self._key.of_any_slo, self._key.of_this_slo):
-                place = self._keep(outcome)
-                if key == self._key.of_any_slo:
-                    self._unjudged.add(place)
 
-    def _keep(self, outcome: Outcome) -> tuple[str, int, int]:
+    def _take(self, line: str) -> bool:
+        """Keep what a line of the file has, if it holds for this search."""
+        try:
+            values = json.loads(line)
+            key = values.pop("key")
+            outcome = Outcome(**values | {"times": tuple(map(tuple, values["times"]))})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False  # the line that an interruption cut off
+        if self._key is None or key not in (self._key.of_any_slo, self._key.of_this_slo):
+            return False
+        place = self._keep(outcome, key)
+        if key == self._key.of_any_slo:
+            self._unjudged.add(place)
+        return True
+
+    def _keep(self, outcome: Outcome, key: str = "") -> tuple[str, int, int]:
         place = outcome.label, outcome.seed, outcome.num_requests
         self._outcomes[place] = outcome
+        if self._key is not None and key == self._key.of_any_slo:
+            self._of_any_slo.add(place)
         return place

@@ -39,6 +39,10 @@ SOURCES = [
     ("gemm.cu", {"NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
     (
         "gemm.cu",
+        {"NT": 2, "WARPS": 16, "TILES": 1, "ACTIVATION": 1, "PACED": 2, "CLUSTER": 2, "CHUNKS": 2},
+    ),
+    (
+        "gemm.cu",
         {"NT": 1, "WARPS": 8, "TILES": 2, "ACTIVATION": 2, "CLUSTER": 2, "CHUNKS": 2},
     ),
     (
@@ -141,11 +145,15 @@ def test_a_step_of_a_map_touches_no_memory_of_its_thread(index: int, compiled: C
 
 
 @needs_dump
-def test_a_step_is_mostly_products_and_what_they_need(compiled: Compile):
-    """Two tiles of 8 rows by 128 columns: 16 products, and fewer than 150 instructions in all."""
-    step = innermost_loop(compiled(WITH_NORM)[1], "IMMA")
+@pytest.mark.parametrize(("index", "most"), [(3, 150), (5, 120)], ids=["8 rows", "16 rows"])
+def test_a_step_is_mostly_products_and_what_they_need(index: int, most: int, compiled: Compile):
+    """Two tiles of 8 rows, one of 16: 16 products; lanes that a wait parted meet before them."""
+    step = innermost_loop(compiled(index)[1], "IMMA")
     assert len([name for name in step if name.startswith("IMMA")]) == 16
-    assert len(step) < 150
+    assert len(step) < most
+    first = next(at for at, name in enumerate(step) if name.startswith("IMMA"))
+    waits = [at for at, name in enumerate(step) if name.startswith("SYNCS.PHASECHK")]
+    assert "WARPSYNC.ALL" in step[waits[0] : first]
 
 
 @needs_dump

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.cli.plan import _kept_text
 from codesign.cli.plan_economics import pays_text
 from codesign.cli.plan_result import (
     _attainment_note,
@@ -38,6 +39,21 @@ ECONOMICS = Economics(
     break_even_rate=0.35,
     oracle_gain=3.0,
 )
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (30, "30 simulations kept in p.jsonl: with --resume another SLO, objective or choice of"),
+        (7, "30 simulations kept in p.jsonl, 7 of them for any SLO: with --resume another obj"),
+        (0, "30 simulations kept in p.jsonl, for this SLO alone: with --resume another objective"),
+    ],
+)
+def test_another_slo_is_only_promised_where_its_simulations_are_kept(free, words):
+    class Cache(list):
+        num_of_any_slo = free
+
+    assert _kept_text(Cache(range(30)), Path("p.jsonl")).startswith(words)
 
 
 @pytest.mark.parametrize(

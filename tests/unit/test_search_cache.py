@@ -10,6 +10,7 @@ from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.fit import Fit
+from codesign.planner import search_cache
 from codesign.planner.executor import Job, Task, run_job
 from codesign.planner.predict import Outcome
 from codesign.planner.search_cache import SearchCache, SearchKey
@@ -117,7 +118,27 @@ def test_only_what_no_target_steers_is_taken_for_other_targets(
     assert expected.figures["slo_attainment"] < made.figures["slo_attainment"]
     is_taken = (policy, scheduling) == ("chain-3", "fcfs")
     assert again.get(job) == (expected if is_taken else None)
-    assert len(again) == is_taken
+    assert len(again) == again.num_of_any_slo == is_taken
+
+
+def test_lines_of_others_leave_a_file_that_has_become_large(tmp_path, monkeypatch):
+    path = tmp_path / "kept.jsonl"
+    SearchCache(OTHER, path).put(JOB, MADE)
+    SearchCache(ONE, path, resume=True).put(JOB, MADE)
+    both = path.read_text()
+    SearchCache(ONE, path, resume=True)
+    assert path.read_text() == both
+    monkeypatch.setattr(search_cache, "MOST_BYTES", len(both) - 1)
+    assert SearchCache(ONE, path, resume=True).get(JOB) == MADE
+    assert path.read_text() == both.splitlines(keepends=True)[1]
+
+
+def test_what_other_code_simulated_is_not_used(tmp_path, monkeypatch):
+    path = tmp_path / "kept.jsonl"
+    SearchCache(SearchKey(TASK, "one"), path).put(JOB, MADE)
+    assert len(SearchCache(SearchKey(TASK, "one"), path, resume=True)) == 1
+    monkeypatch.setattr(search_cache, "_of_this_code", lambda: b"edited")
+    assert len(SearchCache(SearchKey(TASK, "one"), path, resume=True)) == 0
 
 
 def test_a_simulation_of_many_requests_is_kept_for_its_own_targets(tmp_path):

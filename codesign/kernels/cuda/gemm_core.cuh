@@ -113,7 +113,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
     take_rows(a, raw, scale, lane, w, units_of(p, c) + warp * 8 * NT);
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
     bool has_squares = c == p.chunks - 1 && a.norm;  // to give: neither before the first product nor behind the last
-    int s = 0, end = has_squares ? 1 : p.steps;
+    int s = 0, end = has_squares ? 1 : p.steps;  // no cluster is without a tile
 #pragma unroll 1
     while (true) {
 #pragma unroll 1
