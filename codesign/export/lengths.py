@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -32,9 +33,14 @@ class Lengths:
     """Seconds per token of chains of each length, drafted in turn with the target."""
 
     def __init__(self, problem: Problem, unit: int, longest: int) -> None:
-        old = problem.candidate.speculation
-        specs = [chain_of(old, length) for length in range(longest + 1)]
-        self._chains = _decodings(problem, unit, specs)
+        self._problem, self._unit, self._longest = problem, unit, longest
+
+    @cached_property
+    def _chains(self) -> list[Decoding]:
+        """Of each length; trees and lengths that are set need none."""
+        old = self._problem.candidate.speculation
+        specs = [chain_of(old, length) for length in range(self._longest + 1)]
+        return _decodings(self._problem, self._unit, specs)
 
     def best(self, running: float, *, least: int = 0, slo_tpot: float | None = None) -> int:
         """The length that decodes fastest with so many requests on all copies.
