@@ -35,7 +35,8 @@ def _error_of(plan: Plan, label: str) -> float:
 def _economics_text(economics: Economics, missing: Collection[str], error: float) -> str:
 
     def told(label: str) -> str:
-        return f"{label} (misses the SLO)" if label in missing else label
+        name = label.rpartition(", ")[0]  # it decodes alike at any batch limit
+        return f"{name} (misses the SLO)" if label in missing else name
 
     word = "faster" if economics.gain >= 1 else "slower"
     ratio = economics.gain if economics.gain >= 1 else 1 / economics.gain
@@ -43,7 +44,7 @@ def _economics_text(economics: Economics, missing: Collection[str], error: float
     if economics.lasting:
         load += f"; {told(economics.lasting)} up to {economics.lasting_crossover:,}"
     rate = economics.break_even_rate
-    subject = economics.speculative if economics.lasting else "it"
+    subject = economics.speculative.rpartition(", ")[0] if economics.lasting else "it"
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
     off = f", less than the prediction may be off ({error:.0%})" if ratio - 1 < error else ""
     return (
@@ -64,5 +65,5 @@ def _up_to(economics: Economics, error: float) -> str:
         verb = "hardly pays," if economics.gain < 1 + _LITTLE_GAIN else "may pay"
     if economics.crossover is None:
         most = counted(economics.largest_batch, "running request")
-        return f"{verb} up to {most}, the most that can run"
+        return f"{verb} up to {most}, the most that can run at any batch limit"
     return f"{verb} up to {counted(economics.crossover, 'running request')}, not above"

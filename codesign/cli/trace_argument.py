@@ -46,12 +46,19 @@ def trace_from_args(args: argparse.Namespace, *, most: int | None = None) -> Tra
 def check_targets(args: argparse.Namespace, trace: Trace) -> None:
     """A trace whose requests have TPOT targets of their own needs one for the others.
 
+    If there are no others it is the longest of theirs: each is held to its own.
+
     Raises:
         UsageError: If ``--slo-tpot-ms`` is missing.
     """
-    from codesign.records import has_own_targets
+    from codesign.records import own_targets
 
-    if args.slo_tpot_ms is None and has_own_targets(trace.requests):
+    own = own_targets(trace.requests)
+    known = [target for target in own if target is not None]
+    if args.slo_tpot_ms is None and known:
+        if len(known) == len(own):
+            args.slo_tpot_ms = 1000 * max(known)
+            return
         raise UsageError(
             f"requests of trace {trace.name} have TPOT targets of their own, so the others need "
             "one, too: --slo-tpot-ms MS"

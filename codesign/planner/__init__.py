@@ -31,7 +31,7 @@ from codesign.planner.economics import weigh_speculation
 from codesign.planner.executor import Executor, LocalExecutor, Task
 from codesign.planner.explanation import explain, explain_runner_up
 from codesign.planner.halving import entering
-from codesign.planner.nearest_miss import nearest_miss
+from codesign.planner.nearest_miss import arriving_together, nearest_miss
 from codesign.planner.predict import extrapolation_note, prompt_note
 from codesign.planner.question import Answer, Question
 from codesign.planner.ranking import Entry, find_ties
@@ -157,6 +157,7 @@ def _nearest(
         progress,
         rate_scale=question.rate_scale,
         has_own=has_own_targets(question.requests),
+        together=arriving_together(question.requests),
     )
     nearest = min(ordered, key=lambda entry: entry.miss).candidate
     note = scheduling_note(nearest, question)

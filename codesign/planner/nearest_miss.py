@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 
+import pandas as pd
+
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.config import SLO
@@ -23,6 +25,7 @@ Steps = Callable[[int, int], None]  # told how many are done, of how many
 _NUM_NEAREST = 3  # candidates whose sustainable rate is looked for
 _MAX_HALVINGS = 10  # of the rate, until the machine counts as idle
 _NUM_BISECTIONS = 4
+_MANY_TOGETHER = 0.1  # of the requests
 _MANY_TIMES = 3.0  # from where on a miss is said as a factor
 _TOO_MANY_TIMES = 1e6  # and from where on as none
 
@@ -36,6 +39,7 @@ def nearest_miss(
     *,
     rate_scale: float = 1.0,
     has_own: bool = False,
+    together: int = 1,
 ) -> str:
     """One line: which candidate comes nearest, what binds, what would fit.
 
@@ -48,6 +52,7 @@ def nearest_miss(
             where rates must be tried on the whole trace.
         rate_scale: See ``Question``.
         has_own: Requests have TPOT targets of their own.
+        together: Requests that arrive at the same moment, at most, if many do; else 1.
     """
     nearest = min(ordered, key=lambda entry: entry.miss)
     by_target = misses(nearest.outcomes, slo)
@@ -75,7 +80,15 @@ def nearest_miss(
     least = min(range(len(idle)), key=lambda index: max(idle[index].values()))
     if max(idle[least].values()) <= 1:  # on the whole trace, where the plan above did not
         return f"{line}. {_at_rate(idle_rate, names[least], rate_scale)}"
-    return f"{line}. {_when_idle(idle[least], names[least], slo, has_own=has_own)}"
+    flags = _flags(idle[least], slo, has_own=has_own)
+    return f"{line}. {_when_idle(flags, names[least], together)}"
+
+
+def arriving_together(requests: pd.DataFrame) -> int:
+    """Requests that arrive at one moment, at most; 1 if few share theirs with another."""
+    counts = requests["arrival"].value_counts()
+    sharing = int(counts[counts > 1].sum())
+    return int(counts.max()) if sharing > _MANY_TOGETHER * len(requests) else 1
 
 
 def _at_rate(rate: float, name: str, rate_scale: float) -> str:
@@ -83,21 +96,30 @@ def _at_rate(rate: float, name: str, rate_scale: float) -> str:
     return f"At {rate:.2g} times this arrival rate {name} meets the SLO: --rate-scale {scale}"
 
 
-def _when_idle(missed: Mapping[str, float], name: str, slo: SLO, *, has_own: bool) -> str:
-    """What would fit where even one request at a time misses targets, by these ratios."""
-    if has_own and missed.get("tpot", 0.0) > 1:
-        return (
-            "An idle machine misses it too, by what requests ask for themselves: give them up to "
-            f"{missed['tpot']:,.3g} times their slo_tpot in the trace"
-        )
+def _flags(missed: Mapping[str, float], slo: SLO, *, has_own: bool) -> str:
+    """What would be met at these ratios to the targets; "" if some figure has none."""
     flags = [
         f"--slo-{target}-ms {math.ceil(1050 * ratio * (getattr(slo, target) or 0.0))}"
         for target, ratio in missed.items()
-        if 1 < ratio < math.inf
+        if 1 < ratio < math.inf and not (has_own and target == "tpot")
     ]
+    if has_own and 1 < missed.get("tpot", 0.0) < math.inf:
+        times = f"{1.05 * missed['tpot']:,.3g} times the TPOT targets"
+        flags.append(f"{times} (slo_tpot in the trace, --slo-tpot-ms of others)")
+    return " and ".join(flags) if has_own else " ".join(flags)
+
+
+def _when_idle(flags: str, name: str, together: int) -> str:
+    """What would fit where no rate helps: not one request at a time, or all that arrive at once."""
+    if together > 1:
+        meets = f"; so {name} would meet {flags}" if flags else ""
+        return (
+            f"No arrival rate helps, as up to {together:,} requests arrive at the same moment"
+            f"{meets}. --jitter SEED spreads them"
+        )
     if not flags:
         return "An idle machine never reaches it. Shorter answers may: --max-output N"
-    return f"An idle machine misses it too: idle, {name} would meet {' '.join(flags)}"
+    return f"An idle machine misses it too: idle, {name} would meet {flags}"
 
 
 def _likely(nearest: Entry, ordered: Sequence[Entry], slo: SLO) -> list[Entry]:

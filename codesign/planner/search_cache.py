@@ -18,6 +18,7 @@ from codesign.planner.executor import Job, Task, requests_of
 from codesign.planner.predict import Outcome
 from codesign.planner.slo_figures import is_steered, outcome_for
 
+Place = tuple[str, int, int, float]  # candidate, seed, requests of the trace, factor on their rate
 MOST_BYTES = 64 << 20  # of a file; above that a search drops lines that it cannot use
 
 
@@ -70,7 +71,7 @@ class SearchKey:
 
 
 class SearchCache:
-    """Outcomes by candidate, seed and stretch of the trace, in memory and, with a path, in a file.
+    """Outcomes by candidate, seed, stretch of the trace and rate, in memory or in a file.
 
     Args:
         key: Lines of the file with another one are ignored; None for memory alone.
@@ -86,9 +87,9 @@ class SearchCache:
     ) -> None:
         self._key = key
         self._path = path
-        self._outcomes: dict[tuple[str, int, int], Outcome] = {}
-        self._of_any_slo: set[tuple[str, int, int]] = set()
-        self._unjudged: set[tuple[str, int, int]] = set()  # perhaps made for another SLO
+        self._outcomes: dict[Place, Outcome] = {}
+        self._of_any_slo: set[Place] = set()
+        self._unjudged: set[Place] = set()  # perhaps made for another SLO
         if path is None:
             return
         try:
@@ -99,8 +100,9 @@ class SearchCache:
                 path.write_text("", encoding="utf-8")  # says now if it cannot be written
                 path.unlink()  # a search that fails before it has kept anything leaves no file
         except OSError as err:
+            where = path if path.is_dir() else f"into {path.parent}"
             raise InputError(
-                f"cannot write into {path.parent}: {err.strerror}. Name another: --out FILE"
+                f"cannot write {where}: {err.strerror}. Name another: --out FILE"
             ) from err
 
     def __len__(self) -> int:
@@ -114,9 +116,7 @@ class SearchCache:
 
     def get(self, job: Job) -> Outcome | None:
         """What a simulation gave, if it was made; a search has one stretch of each length."""
-        if job.rate != 1.0:
-            return None
-        place = job.candidate.label, job.seed, job.num_requests
+        place = job.candidate.label, job.seed, job.num_requests, job.rate
         outcome = self._outcomes.get(place)
         if outcome is not None and self._key is not None and place in self._unjudged:
             self._unjudged.remove(place)
@@ -126,24 +126,20 @@ class SearchCache:
     def put(self, job: Job, outcome: Outcome) -> None:
         """Keep an outcome: in the file first, so that none is counted that is not there.
 
-        What was simulated at another rate is not kept.
-
         Raises:
             InputError: If the file cannot be written.
         """
-        if job.rate != 1.0:
-            return
         if self._path is not None and self._key is not None:
             key = self._key.of(job, outcome)
-            line = json.dumps({"key": key, **asdict(outcome)})
+            line = json.dumps({"key": key, "rate": job.rate, **asdict(outcome)})
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             except OSError as err:
                 raise InputError(f"cannot write {self._path}: {err.strerror}") from err
-            self._keep(outcome, key)
+            self._keep(outcome, job.rate, key)
         else:
-            self._keep(outcome)
+            self._keep(outcome, job.rate)
 
     def _read(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -159,19 +155,21 @@ class SearchCache:
         """Keep what a line of the file has, if it holds for this search."""
         try:
             values = json.loads(line)
-            key = values.pop("key")
+            key, rate = values.pop("key"), float(values.pop("rate"))
             outcome = Outcome(**values | {"times": tuple(map(tuple, values["times"]))})
+            if any(len(times) != outcome.num_requests for times in outcome.times):
+                raise ValueError("a time for each request")
         except (ValueError, KeyError, TypeError, AttributeError):
             return False  # the line that an interruption cut off
         if self._key is None or key not in (self._key.of_any_slo, self._key.of_this_slo):
             return False
-        place = self._keep(outcome, key)
+        place = self._keep(outcome, rate, key)
         if key == self._key.of_any_slo:
             self._unjudged.add(place)
         return True
 
-    def _keep(self, outcome: Outcome, key: str = "") -> tuple[str, int, int]:
-        place = outcome.label, outcome.seed, outcome.num_requests
+    def _keep(self, outcome: Outcome, rate: float, key: str = "") -> Place:
+        place = outcome.label, outcome.seed, outcome.num_requests, rate
         self._outcomes[place] = outcome
         if self._key is not None and key == self._key.of_any_slo:
             self._of_any_slo.add(place)

@@ -189,12 +189,23 @@ def test_the_fewest_workers_are_counted_by_what_requests_ask_for(tmp_path, capsy
     assert found == ["1 worker is the fewest that meet the SLO"] * 2
 
 
+def test_without_others_nobody_needs_a_common_target(tmp_path, capsys):
+    """The longest of their own stands for it, and changes nothing."""
+    trace, found = asking(tmp_path, *["0.5", "0.02"] * 4), []
+    command = ["plan", "--trace", trace, *PAIR, "--json", "--out", str(tmp_path / "plan.json")]
+    for words in ([], ["--slo-tpot-ms", "500"], ["--slo-tpot-ms", "90"]):
+        assert main([*command, *words]) == 0
+        chosen = json.loads(capsys.readouterr().out)["chosen"]["predicted"]
+        found.append([chosen[name] for name in ("goodput", "ttft_p90")])
+    assert found[0] == found[1] == found[2]
+
+
 def test_what_no_machine_keeps_is_to_be_changed_in_the_trace(tmp_path, capsys):
     trace = asking(tmp_path, *["0.0001"] * 8)
     words = ["--slo-tpot-ms", "50", "--out", str(tmp_path / "plan.json")]
     assert main(["plan", "--trace", trace, *PAIR, *words]) == 3
     said = capsys.readouterr().err
-    assert "times their slo_tpot in the trace" in said
+    assert "times the TPOT targets (slo_tpot in the trace, --slo-tpot-ms of others)" in said
     assert "TPOT / target p90 is " in said
     assert "would meet --slo-tpot-ms" not in said
 

@@ -156,8 +156,10 @@ def told(economics: Economics, missing: Collection[str] = (), error: float = 0.1
 
 
 def test_where_speculation_pays_is_said_without_a_plural_of_one():
-    start = "chain-3 on 2, batch 1 pays "
-    assert told(ECONOMICS).startswith(f"{start}up to 1 running request, the most that can run. ")
+    start = "chain-3 on 2 pays "
+    assert told(ECONOMICS).startswith(
+        f"{start}up to 1 running request, the most that can run at any batch limit. "
+    )
     some = dataclasses.replace(ECONOMICS, crossover=12, largest_batch=64)
     assert told(some).startswith(f"{start}up to 12 running requests, not above. ")
     assert "With 1 running on each, prompts not counted, it decodes 1.5 times faster" in told(some)
@@ -168,11 +170,11 @@ def test_where_speculation_pays_is_said_without_a_plural_of_one():
 @pytest.mark.parametrize(
     ("gain", "error", "start", "off"),
     [
-        (1.5, 0.3, "chain-3 on 2, batch 1 pays up to 12 ", ""),
-        (1.24, 0.3, "chain-3 on 2, batch 1 may pay up to 12 ", "the prediction may be off (30%)"),
-        (1.02, 0.3, "chain-3 on 2, batch 1 hardly pays, up to 12 ", "may be off (30%)"),
-        (1.02, 0.01, "chain-3 on 2, batch 1 hardly pays, up to 12 ", ""),
-        (0.9, 0.3, "chain-3 on 2, batch 1 pays up to 12 ", "may be off (30%)"),
+        (1.5, 0.3, "chain-3 on 2 pays up to 12 ", ""),
+        (1.24, 0.3, "chain-3 on 2 may pay up to 12 ", "the prediction may be off (30%)"),
+        (1.02, 0.3, "chain-3 on 2 hardly pays, up to 12 ", "may be off (30%)"),
+        (1.02, 0.01, "chain-3 on 2 hardly pays, up to 12 ", ""),
+        (0.9, 0.3, "chain-3 on 2 pays up to 12 ", "may be off (30%)"),
     ],
 )
 def test_a_gain_is_worded_by_its_size_and_by_what_the_prediction_may_be_off(
@@ -189,16 +191,16 @@ def test_a_shorter_draft_that_pays_at_more_load_is_named_beside_the_best():
         ECONOMICS, crossover=2, lasting="chain-1 on 2, batch 8", lasting_crossover=7
     )
     text = told(other)
-    assert "up to 2 running requests, not above; chain-1 on 2, batch 8 up to 7. " in text
-    assert "prompts not counted, chain-3 on 2, batch 1 decodes" in text
+    assert "up to 2 running requests, not above; chain-1 on 2 up to 7. " in text
+    assert "prompts not counted, chain-3 on 2 decodes" in text
 
 
 def test_speculation_that_is_held_against_a_plan_that_misses_the_slo_says_so():
     text = told(ECONOMICS, {"plain on 2, batch 1"})
-    assert "times faster than plain on 2, batch 1 (misses the SLO); it breaks even" in text
+    assert "times faster than plain on 2 (misses the SLO); it breaks even" in text
     assert text.count("misses the SLO") == 1
     text = told(ECONOMICS, {"chain-3 on 2, batch 1", "chain-2 on 2, batch 1"})
-    assert text.startswith("chain-3 on 2, batch 1 (misses the SLO) pays up to 1 running request")
+    assert text.startswith("chain-3 on 2 (misses the SLO) pays up to 1 running request")
     assert "misses" not in told(ECONOMICS)
     assert pays_text(SimpleNamespace(economics=None, scored=[])) == ""
 

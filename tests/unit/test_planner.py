@@ -15,7 +15,7 @@ from codesign.engine.run import PolicySetup
 from codesign.errors import InfeasibleError, InputError
 from codesign.metrics import summarise
 from codesign.planner import Question, search, task_of
-from codesign.planner.nearest_miss import nearest_miss
+from codesign.planner.nearest_miss import arriving_together, nearest_miss
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
 from codesign.planner.scheduling import _price
@@ -132,6 +132,36 @@ def told(ratio, target=0.02):
         for c, (o,) in zip(candidates, outcomes, strict=True)
     ]
     return nearest_miss(entries, SLO(tpot=target), simulated)
+
+
+def missed_idle(ttft, tpot, **flags):
+    """The nearest miss of one plan that misses so many times of both targets at any rate."""
+    figures = {"ttft_slo": 1.0 * ttft, "tpot_slo": 0.02 * tpot}
+    candidate = Candidate(Deployment(2), parse_policy("plain"), 1)
+    made = [Outcome(candidate.label, 0, figures, {}, 1)]
+    entries = [Entry(candidate, tuple(made), None, max(ttft, tpot))]
+    slo = SLO(ttft=1.0, tpot=0.02)
+    return nearest_miss(entries, slo, lambda rates: [made] * len(rates), **flags)
+
+
+def test_own_targets_do_not_hide_another_that_an_idle_machine_misses():
+    line = missed_idle(2.0, 1.5, has_own=True)
+    assert "would meet --slo-ttft-ms 2100 and 1.58 times the TPOT targets (slo_tpot in" in line
+    assert missed_idle(2.0, 0.9, has_own=True).endswith("would meet --slo-ttft-ms 2100")
+
+
+def test_requests_that_arrive_together_are_no_idle_machine():
+    arrivals = pd.DataFrame({"arrival": [0.0] * 3 + [1.0] * 5 + [2.0, 3.0]})
+    assert arriving_together(arrivals) == 5
+    assert arriving_together(arrivals.assign(arrival=range(10))) == 1
+    few_of_many = pd.DataFrame({"arrival": [0.0, 0.0, *range(1, 30)]})
+    assert arriving_together(few_of_many) == 1, "no share of them that a percentile sees"
+    line = missed_idle(2.0, 0.9, together=5)
+    assert "idle" not in line
+    assert line.endswith(
+        "No arrival rate helps, as up to 5 requests arrive at the same moment; so it would meet "
+        "--slo-ttft-ms 2100. --jitter SEED spreads them"
+    )
 
 
 def test_times_of_any_length_are_told_without_an_exponent():

@@ -73,10 +73,26 @@ def test_what_was_kept_of_another_stretch_or_rate_is_not_used():
     slower = dataclasses.replace(JOB, rate=0.5)
     cache.put(slower, MADE)
     assert cache.get(JOB) is None
-    cache.put(JOB, MADE)
-    assert cache.get(JOB) == MADE
-    others = (slower, dataclasses.replace(JOB, end=6), dataclasses.replace(JOB, seed=1))
+    assert cache.get(slower) == MADE
+    others = (JOB, dataclasses.replace(JOB, end=6), dataclasses.replace(JOB, seed=1))
     assert [cache.get(other) for other in others] == [None] * 3
+
+
+def test_a_search_that_found_nothing_need_not_try_its_rates_again(tmp_path):
+    path, slower = tmp_path / "kept.jsonl", dataclasses.replace(JOB, rate=0.5)
+    SearchCache(ONE, path).put(slower, MADE)
+    again = SearchCache(ONE, path, resume=True)
+    assert again.get(slower) == MADE
+    assert again.get(JOB) is None
+
+
+def test_a_line_that_lacks_the_times_of_some_requests_is_none(tmp_path):
+    path = tmp_path / "kept.jsonl"
+    timed = dataclasses.replace(MADE, times=((1.0,) * 5, (2.0,) * 5))
+    SearchCache(ONE, path).put(JOB, timed)
+    assert len(SearchCache(ONE, path, resume=True)) == 1
+    path.write_text(path.read_text().replace("[2.0, ", "[", 1))
+    assert len(SearchCache(ONE, path, resume=True)) == 0
 
 
 def keys(task, fit_sha256="a"):
