@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from codesign.config import SLO, Serving
-from codesign.errors import InputError
+from codesign.errors import InputError, UsageError
 from codesign.policy.answers import Answers
 from codesign.policy.pace import Pace
 from codesign.policy.traffic import START_OUTPUT, START_PROMPT
@@ -243,12 +243,13 @@ def on_time_of(serving: Serving, slo: SLO | None, cost: RoundCost | None) -> OnT
         cost: Step times of the deployment.
 
     Raises:
-        InputError: If there is no target, or nobody knows what prompts take.
+        UsageError: If there is no target.
+        InputError: If nobody knows what prompts take.
     """
     if serving.scheduling == "fcfs":
         return None
     if slo is None or not slo.is_set:
-        raise InputError(
+        raise UsageError(
             "scheduling by the SLO needs a target. Fix: --slo-ttft-ms MS, --slo-tpot-ms MS or both"
         )
     if cost is None:

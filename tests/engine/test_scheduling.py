@@ -20,7 +20,7 @@ from codesign.engine.run import PolicySetup
 from codesign.engine.serve import Server
 from codesign.engine.serving_log import ServingLog
 from codesign.engine.target import Target, nothing
-from codesign.errors import InputError
+from codesign.errors import InputError, UsageError
 from codesign.metrics import summarise
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.protocol import TargetSide
@@ -92,7 +92,7 @@ def test_as_many_keep_their_targets_as_first_come_first_served_however_close_a_s
 
 
 def test_a_target_is_needed_and_pools_for_prompts_have_their_own_order():
-    with pytest.raises(InputError, match=r"needs a target. Fix: --slo-ttft-ms"):
+    with pytest.raises(UsageError, match=r"needs a target. Fix: --slo-ttft-ms"):
         simulated("plain", BY_TARGETS, slo=SLO())
     fit: Any = SimpleNamespace(
         costs={"1": COST}, calibration=Calibration(), acceptance=PROFILE, answers=PROFILE

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codesign.config import SLO, Serving
-from codesign.errors import InputError
+from codesign.errors import InputError, UsageError
 from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
 from codesign.policy.cost import RoundCost
 from codesign.policy.on_time import AT_ONCE, PATIENCE, SPARED, TURN, OnTime, on_time_of
@@ -247,7 +247,7 @@ def test_it_needs_a_target_and_step_times():
     cost = RoundCost(*[StepTime(0.0, (1,), (0.01,))] * 4)
     by_slo = Serving(scheduling="slo")
     assert on_time_of(Serving(), SLO(), None) is None
-    with pytest.raises(InputError, match="needs a target"):
+    with pytest.raises(UsageError, match="needs a target"):
         on_time_of(by_slo, SLO(), cost)
     with pytest.raises(InputError, match="needs step times"):
         on_time_of(by_slo, SLO(ttft=1.0), None)
