@@ -34,7 +34,7 @@ from codesign.fit.shipped import is_of_gpus
 from codesign.models import NGRAM
 
 if TYPE_CHECKING:
-    from codesign.candidate import Candidate, ScoredCandidate
+    from codesign.candidate import ScoredCandidate
     from codesign.fit import Fit
     from codesign.plan import Plan
 
@@ -110,14 +110,8 @@ def export_plan(
     Raises:
         InputError: If the candidate makes no sense on any engine: see docs/export.md.
     """
-    problem = _problem(
-        plan,
-        plan.find(candidate),
-        fit,
-        engine,
-        Checkpoints() if checkpoints is None else checkpoints,
-        tensor_parallel,
-    )
+    given = Checkpoints() if checkpoints is None else checkpoints
+    problem = _problem(plan, plan.find(candidate), fit, engine, given, tensor_parallel)
     nearest = find_nearest(problem)
     configuration = engine.write(nearest.setup)
     found = _forecast(problem, nearest, progress)
@@ -129,7 +123,7 @@ def export_plan(
             problem.scored,
             fit,
             problem.requests,
-            runs=lambda other: _runs(other, problem),
+            runs=lambda other: _runs(other, problem, given),
             progress=progress,
         )
     models = (problem.target, problem.draft)
@@ -193,23 +187,31 @@ def _forecast(problem: Problem, nearest: Nearest, progress: Progress | None) -> 
     """What is predicted for the export; None if nothing that can be simulated stands for it."""
     if nearest.candidate is None:
         return None
-    is_mean = bool(nearest.setup.schedule)
+    setup, note = nearest.setup, ""
+    if setup.schedule:
+        note = "the length of its mean batch stands for the lengths by batch size"
+    elif nearest.candidate.speculation.kind == "eagle" and not setup.is_tree and setup.rows > 2:
+        note = "a tree of one leaf a forward stands for the chain, which has no siblings"
     return forecast(
         problem.plan,
         problem.scored,
         nearest.candidate,
         problem.fit,
         problem.requests,
-        note="the length of its mean batch stands for the lengths by batch size" if is_mean else "",
+        note=note,
         progress=progress,
     )
 
 
-def _runs(other: Candidate, problem: Problem) -> bool:
-    """Whether the engine runs another candidate of the plan as it is."""
-    deployment = other.deployment
-    sizes = [n for n in (deployment.target_workers, deployment.prefill_workers) if n]
-    return runs_as_is(other, problem.engine) and (problem.is_cpu or problem.can_cut(*sizes))
+def _runs(other: ScoredCandidate, problem: Problem, given: Checkpoints) -> bool:
+    """Whether the export of another candidate of the plan is that candidate."""
+    if not runs_as_is(other.candidate, problem.engine):
+        return False
+    try:
+        own = _problem(problem.plan, other, problem.fit, problem.engine, given, None)
+        return find_nearest(own).candidate == other.candidate
+    except InputError:
+        return False
 
 
 def _method(plan: Plan, scored: ScoredCandidate, engine: Engine) -> Method:

@@ -92,6 +92,7 @@ def best_shape(problem: Problem, unit: int, asked: Shape, deepest: int) -> Shape
     sizes = product(depths, sorted(widths), sorted(n for n in rows if n <= asked[2]))
     shapes = [asked, *(shape for shape in sizes if shape == within_pool(shape))]
     old = problem.candidate.speculation
+    # Chains as trees of one leaf too: two ways to reckon differ by more than siblings pay.
     decodings = _decodings(problem, unit, [tree_of(old, shape) for shape in shapes])
     batch = np.array([problem.running])
     seconds = [float(each.seconds_per_token(batch)[0]) for each in decodings]
@@ -107,6 +108,12 @@ def within_pool(shape: Shape) -> Shape:
     depth, width, rows = shape
     depth = min(depth, rows - 1)
     return depth, width, min(rows, 1 + width + (depth - 1) * width**2)
+
+
+def with_siblings(shape: Shape) -> Shape:
+    """With two leaves a forward at least: engines that draft by levels make a chain of one leaf."""
+    depth, width, rows = shape
+    return depth, max(width, 2), rows
 
 
 def tree_of(spec: SpeculationSpec, shape: Shape) -> SpeculationSpec:

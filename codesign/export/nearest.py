@@ -19,6 +19,7 @@ from codesign.export.lengths import (
     one_length,
     schedule_of,
     tree_of,
+    with_siblings,
     within_pool,
 )
 from codesign.export.models import check_positions
@@ -143,27 +144,30 @@ def _serving(problem: Problem) -> Serving:
 def _shape(problem: Problem, wish: Wish, unit: int | None, losses: list[Loss]) -> Shape:
     """A tree's size: the plan's where it drafts just so, otherwise the one that decodes fastest."""
     assert wish.shape is not None
-    asked, shape = wish.shape, within_pool(wish.shape)
-    if shape[2] < asked[2]:
+    asked, shape = wish.shape, within_pool(with_siblings(wish.shape))
+    is_narrow = asked[1] == 1
+    if shape[2] < asked[2] and not is_narrow:
         losses.append(
             Loss(f"{asked[2]} rows are verified", f"{shape[2]}, all that the drafting finds")
         )
     spec, deployment = problem.candidate.speculation, problem.candidate.deployment
     is_as_planned = spec.kind in ("tree", "eagle") and deployment.unit.label == str(unit)
-    if unit is None or is_as_planned:
-        return shape
-    found = best_shape(problem, unit, shape, wish.longest)
-    if found != shape:
-        instead = f"{_shape_text(found)}, the fastest of up to as many rows"
-        losses.append(Loss(_shape_text(shape), instead))
+    found = shape
+    if unit is not None and (is_narrow or not is_as_planned):
+        found = best_shape(problem, unit, shape, wish.longest)
+    planned = asked if is_narrow else shape
+    if found != shape or is_narrow:
+        instead = _tree_text(found) if found[1] > 1 else f"chains of {found[0]}"
+        if found != shape:
+            instead += ", the fastest of up to as many rows by arithmetic at the plan's batch"
+        losses.append(Loss(_tree_text(planned), instead))
     return found
 
 
-def _shape_text(shape: Shape) -> str:
+def _tree_text(shape: Shape) -> str:
     depth, width, rows = shape
-    if width == 1:
-        return f"chains of {depth}"
-    return f"trees of {rows} rows, {counted(depth, 'forward')} of {width} leaves"
+    leaves = "1 leaf" if width == 1 else f"{width} leaves"
+    return f"trees of {rows} rows, {counted(depth, 'forward')} of {leaves}"
 
 
 def _simulated(

@@ -130,7 +130,7 @@ def better_candidate(
     fit: Fit,
     requests: pd.DataFrame,
     *,
-    runs: Callable[[Candidate], bool],
+    runs: Callable[[ScoredCandidate], bool],
     progress: Progress | None = None,
 ) -> str:
     """Label of the plan's best candidate that the engine ``runs`` as is, if it beats the export.
@@ -145,7 +145,7 @@ def better_candidate(
         for other in plan.scored
         if other.label != exported.label
         and other.candidate.deployment.num_workers <= workers
-        and runs(other.candidate)
+        and runs(other)
     )
     if (other := next(others, None)) is None:
         return ""
@@ -173,9 +173,10 @@ def _is_better(
 
 
 def runs_as_is(candidate: Candidate, engine: Engine) -> bool:
-    """Whether an engine runs a candidate's policy without a change; EAGLE needs a head."""
+    """Whether an engine may run a candidate's policy without a change; EAGLE needs a head."""
     spec = candidate.speculation
     if spec.is_async or spec.kind == "eagle":
         return False
     wish = wish_of(spec, batch=1)
-    return wish.is_fixed or (spec.kind == "tree" and "draft" in engine.trees)
+    is_wide = wish.shape is not None and wish.shape[1] > 1
+    return wish.is_fixed or (spec.kind == "tree" and is_wide and "draft" in engine.trees)

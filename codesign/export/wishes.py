@@ -19,7 +19,8 @@ class Wish:
 
     Attributes:
         longest: Draft tokens of its longest chain; 0 for plain decoding.
-        shape: (depth, width, rows) of its trees, root included; None for chains.
+        shape: (depth, width, rows) of its trees, root included; None for chains. Trees of width 1
+            run one leaf a forward and verify siblings all the same.
         is_fixed: Each round drafts ``longest`` tokens.
         by_batch: Its length depends on how many requests run.
         max_rows: Rows of all requests together in a step; None without such a limit.
@@ -109,9 +110,8 @@ def _static_tree(spec: SpeculationSpec, batch: int) -> Wish:
 
 
 def _tree(spec: SpeculationSpec, batch: int) -> Wish:
-    is_chain = spec.width == 1 and not spec.is_async and spec.kind in ("tree", "eagle")
-    if is_chain:  # by another name
-        return Wish(min(spec.expansions, spec.rows - 1), is_fixed=True)
+    if spec.rows == 2 and not spec.is_async:  # a chain by another name
+        return Wish(1, is_fixed=True)
     return Wish(spec.expansions if spec.kind == "eagle" else MAX_LENGTH, _shape(spec))
 
 
@@ -121,12 +121,12 @@ def _batch_tree(spec: SpeculationSpec, batch: int) -> Wish:
 
 def _adaserve(spec: SpeculationSpec, batch: int) -> Wish:
     rows = min(max(spec.rows // batch, 2), spec.max_rows)
-    shape = (spec.max_depth, spec.width, rows) if spec.width > 1 else None
+    shape = (spec.max_depth, spec.width, rows) if spec.width > 1 else None  # a node has ``width``
     return Wish(spec.max_depth, shape, by_batch=True, max_rows=spec.rows)
 
 
 def _shape(spec: SpeculationSpec) -> tuple[int, int, int] | None:
-    return (spec.expansions, spec.width, spec.rows) if spec.width > 1 else None
+    return (spec.expansions, spec.width, spec.rows) if spec.rows > 2 else None
 
 
 _TREES: dict[Kind, Callable[[SpeculationSpec, int], Wish]] = {

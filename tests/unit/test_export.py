@@ -18,6 +18,7 @@ from codesign.errors import InputError
 from codesign.export import ENGINES, Checkpoints, export_plan
 from codesign.export.lengths import Lengths, schedule_of
 from codesign.export.models import EngineModel
+from codesign.export.prediction import runs_as_is
 from codesign.export.problem import Problem
 from codesign.export.setup import BatchRange, Command, flags
 from codesign.export.trtllm import to_yaml
@@ -128,8 +129,10 @@ def test_vllm_is_only_asked_for_chains(make, fit, policy):
     [
         ("chain-3", 3, 1, 4),
         ("tree-8x4x2", 2, 4, 8),
-        ("tree-4x1x2", 2, 1, 3),  # two draft forwards of one leaf find two tokens
-        ("tree-3x1x6", 2, 1, 3),  # a chain of two fills three rows
+        ("tree-4x1x2", 2, 2, 4),  # one leaf a forward has siblings too, SGLang's only from two on
+        ("tree-8x1x4", 3, 2, 8),  # of two leaves three forwards do
+        ("tree-3x1x6", 2, 2, 3),
+        ("tree-2x1x1", 1, 1, 2),  # a chain by another name
         ("tree-16x2x2", 2, 2, 7),  # 1 + 2 + 2 * 2 nodes are found
         ("tree-4x4x4", 3, 4, 4),  # no path of four rows is longer than three
         ("static-tree-3x2x1", 3, 3, 16),
@@ -165,7 +168,9 @@ def test_trees_that_were_drafted_otherwise_get_the_size_that_decodes_fastest(mak
     [loss] = [
         loss for loss in found.losses if loss.what == "trees of 16 rows, 4 forwards of 4 leaves"
     ]
-    assert loss.instead.endswith(", the fastest of up to as many rows")
+    assert loss.instead.endswith(
+        "the fastest of up to as many rows by arithmetic at the plan's batch"
+    )
     asked = export_plan(make(scored("tree-16x4x4")), slow, ENGINES["sglang"])  # serial: it is kept
     assert asked.nearest.candidate == asked.scored.candidate
     requests = make(asked.scored).requests()
@@ -174,6 +179,31 @@ def test_trees_that_were_drafted_otherwise_get_the_size_that_decodes_fastest(mak
         for c in (found.nearest.candidate, asked.nearest.candidate)
     )
     assert ours.figures["tpot_mean"] < 0.9 * theirs.figures["tpot_mean"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("policy", ["tree-5x1x4", "tree-8x1x4", "async-tree-8x1x4"])
+def test_a_tree_of_one_leaf_a_forward_verifies_siblings_that_a_chain_loses(
+    make, fit, policy, engine
+):
+    found = exported(make, fit, policy, engine)
+    rows = parse_policy(policy).rows
+    [loss] = [loss for loss in found.losses if loss.what.startswith(f"trees of {rows} rows")]
+    assert loss.instead.startswith("trees" if engine == "sglang" else "chains")
+    assert found.nearest.setup.is_tree == (engine == "sglang")
+    assert found.nearest.candidate != found.scored.candidate
+    assert not runs_as_is(found.scored.candidate, ENGINES[engine])
+
+
+def test_what_stands_for_the_chain_of_an_eagle_head_is_said(make, fit):
+    """The simulator has no head without siblings."""
+    found = exported(make, fit, "eagle-5x1x4@0.9", "vllm")
+    assert found.nearest.candidate == found.scored.candidate
+    assert ("trees of 5 rows, 4 forwards deep", "chains of 4") in [
+        (loss.what, loss.instead) for loss in found.losses
+    ]
+    assert "stands for the chain" in found.forecast.note
+    assert exported(make, fit, "chain-3", "vllm").forecast.note == ""
 
 
 def test_a_chain_is_what_it_is_on_all_engines_and_is_predicted_as_planned(make, fit):
@@ -680,6 +710,24 @@ def test_a_candidate_that_runs_as_it_is_and_serves_better_is_named(make, fit):
     assert export_plan(plan, fit, engine).better == ""
     uncut = dataclasses.replace(scored("chain-3", "7"), predicted=fast.predicted)
     assert export_plan(make(tree, uncut, objective="latency"), fit, engine).better == ""
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy", "split"),
+    [
+        ("vllm", "tree-8x1x4", "8"),  # becomes a chain
+        ("vllm", "tree-2x1x1", "8"),  # becomes another name, whose figures the plan lacks
+        ("sglang", "tree-8x1x4", "8"),
+        ("sglang", "tree-16x2x2", "8"),  # more rows than are found
+        ("vllm", "chain-3", "4/p3"),  # no such group for prompts
+    ],
+)
+def test_a_candidate_whose_own_export_is_another_is_not_named(make, fit, engine, policy, split):
+    fast = dataclasses.replace(
+        scored(policy, split), predicted=scored("plain", tpot=1e-4).predicted
+    )
+    plan = make(scored("async-tree-8x4x2"), fast, objective="latency")
+    assert export_plan(plan, fit, ENGINES[engine]).better == ""
 
 
 @pytest.mark.parametrize(
