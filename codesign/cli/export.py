@@ -192,7 +192,7 @@ def _forecast_text(found: Export) -> str:
     slower = forecast.slower
     if slower is None:
         return "nothing: too few requests finish"
-    if found.nearest.candidate == found.scored.candidate:
+    if forecast.exported == forecast.planned and not forecast.note:
         return f"as planned: {_figure_text(forecast)}"
     word = "slower" if slower >= 0 else "faster"
     note = f"; {forecast.note}" if forecast.note else ""

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from codesign.candidate import Candidate, Interval, ScoredCandidate
-from codesign.config import parse_deployment
+from codesign.config import SLO, Serving, parse_deployment
 from codesign.policy.speculation import parse_policy
 
 
@@ -56,6 +56,21 @@ def test_the_text_has_the_command_the_losses_and_the_prediction(export, engine, 
     assert {"plan", "engine", "predicted", "lost", "note"} <= heads
     assert "2 workers of its own" in result.stdout
     assert "slower than" in result.stdout or "faster than" in result.stdout
+
+
+@pytest.mark.parametrize(("scheduling", "is_as_planned"), [("fcfs", True), ("slo", False)])
+def test_only_equal_figures_are_called_as_planned(
+    cli, gpu_plan, tmp_path, scheduling, is_as_planned
+):
+    plan = gpu_plan(
+        tmp_path, scored("chain-3", "8"), prompts=[90, 200], outputs=[20, 10],
+        serving=Serving(scheduling=scheduling), slo=SLO(ttft=0.05, tpot=0.05),
+    )  # fmt: skip
+    plan.save(tmp_path / "plan.json")
+    result = cli("export", "--plan", "plan.json", "--to", "vllm")
+    assert result.returncode == 0, result.stderr
+    assert ("as planned: mean TPOT" in result.stdout) == is_as_planned
+    assert (" against " in result.stdout) == (not is_as_planned)
 
 
 def test_json_is_one_object_with_all_of_it(export):
