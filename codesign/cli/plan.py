@@ -137,18 +137,14 @@ def make_plan(args: argparse.Namespace) -> None:
     import time
 
     from codesign.file_ref import FileRef
-    from codesign.planner.defaults import knows_memory
+    from codesign.planner.defaults import most_requests
     from codesign.planner.plan_file import save_plan
     from codesign.planner.predict import prompt_note
-    from codesign.planner.prepared_trace import (
-        DEFAULT_MAX_REQUESTS,
-        long_trace_note,
-        prepare_trace,
-    )
+    from codesign.planner.prepared_trace import long_trace_note, prepare_trace
 
     out = out_file(args.out, "plan.json", reads=(args.trace, args.fit or "fit.json"))
     fit, fit_file = fit_from_args(args)
-    trace = trace_from_args(args, most=None if knows_memory(fit) else DEFAULT_MAX_REQUESTS)
+    trace = trace_from_args(args, most=most_requests(fit))
     check_targets(args, trace)
     prepared = prepare_trace(trace, fit.target, seed=args.seed, max_requests=len(trace))
     for note in prepared.notes[len(trace.notes) :]:

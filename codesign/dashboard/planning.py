@@ -25,12 +25,18 @@ from codesign.dashboard.kept import Kept
 from codesign.dashboard.what_if import MOST
 from codesign.fit.what_if import kept_device_fit, measured_note
 from codesign.planner import Answer, Question, search, task_of
-from codesign.planner.defaults import all_workers, bounded, knows_memory, largest_batch
+from codesign.planner.defaults import (
+    all_workers,
+    bounded,
+    knows_memory,
+    largest_batch,
+    most_requests,
+)
 from codesign.planner.executor import Job, open_executor
 from codesign.planner.fewest import FEWEST, search_fewest
 from codesign.planner.plan_file import save_plan
 from codesign.planner.predict import Outcome
-from codesign.planner.prepared_trace import DEFAULT_MAX_REQUESTS, prepare_trace
+from codesign.planner.prepared_trace import prepare_trace
 from codesign.planner.search_cache import SearchCache
 from codesign.records import has_own_targets
 
@@ -154,8 +160,8 @@ def find_plan(
     fit_file = _fit_file(asked.machine)
     fit = load_machine(asked.machine)
     most = request_limit(asked)
-    if most is None and not knows_memory(fit):
-        most = DEFAULT_MAX_REQUESTS
+    if most is None:
+        most = most_requests(fit)
     trace = load_traffic(asked.traffic, most)
     prepared = prepare_trace(trace, fit.target, seed=0, max_requests=len(trace))
     note = "" if asked.machine.fit else measured_note(fit, asked.machine.device)

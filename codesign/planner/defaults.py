@@ -1,4 +1,4 @@
-"""What a search takes where nobody says: workers, batch limit, KV rows."""
+"""What a search takes where nobody says: workers, requests, batch limit, KV rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
 MAX_KV_TOKENS = 4096  # of a replica, where the fit does not say, as on a CPU
 MAX_BATCH, MAX_BATCH_UNKNOWN_MEMORY = 256, 8
+DEFAULT_MAX_REQUESTS = 200  # of a trace, where the memory is not known: a CPU
 
 
 def knows_memory(fit: Fit) -> bool:
     """Whether a fit says how many KV rows its machine holds, in every deployment."""
     return all(cost.kv_tokens is not None for cost in fit.costs.values())
+
+
+def most_requests(fit: Fit) -> int | None:
+    """After how many requests a trace is cut if nobody says; None for all that it has."""
+    return None if knows_memory(fit) else DEFAULT_MAX_REQUESTS
 
 
 def bounded(serving: Serving, fit: Fit) -> Serving:

@@ -16,11 +16,11 @@ from codesign.errors import HardwareError, InputError, counted
 from codesign.fit.priced_model import find_shape
 from codesign.models import resolve_model
 from codesign.models.tokenizer import Tokenizer
+from codesign.planner.defaults import DEFAULT_MAX_REQUESTS
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.prompts import CATEGORIES, bind_prompts, binding_note, encode_user_turn, load_prompts
 from codesign.traces import Trace
 
-DEFAULT_MAX_REQUESTS = 200
 _MANY_REQUESTS = 200_000  # a search takes the time of about 20 simulations of all, or more
 
 

@@ -129,17 +129,15 @@ class SearchCache:
         Raises:
             InputError: If the file cannot be written.
         """
-        if self._path is not None and self._key is not None:
-            key = self._key.of(job, outcome)
+        key = "" if self._key is None else self._key.of(job, outcome)
+        if self._path is not None:
             line = json.dumps({"key": key, "rate": job.rate, **asdict(outcome)})
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
             except OSError as err:
                 raise InputError(f"cannot write {self._path}: {err.strerror}") from err
-            self._keep(outcome, job.rate, key)
-        else:
-            self._keep(outcome, job.rate)
+        self._keep(outcome, job.rate, key)
 
     def _read(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -168,7 +166,7 @@ class SearchCache:
             self._unjudged.add(place)
         return True
 
-    def _keep(self, outcome: Outcome, rate: float, key: str = "") -> Place:
+    def _keep(self, outcome: Outcome, rate: float, key: str) -> Place:
         place = outcome.label, outcome.seed, outcome.num_requests, rate
         self._outcomes[place] = outcome
         if self._key is not None and key == self._key.of_any_slo:

@@ -80,6 +80,9 @@ __device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int l
     }
 }
 
+// The barrier of the slot behind one, in a circle.
+__device__ __forceinline__ u32 slot_after(u32 slot, u32 last) { return slot == last ? last - 8 * (SLOTS - 1) : slot + 8; }
+
 // `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead. `first`: of the first tile that this warp
 // finishes, asked for behind x and long before it is needed.
 template <class Epilogue>
@@ -139,7 +142,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
         if (lane == 0) barrier_arrive(stage + TO_EMPTY), barrier_arrive(slot);
         if (stage == last_stage) stage = first_stage, phase ^= 1;
         else stage += 8;
-        slot = slot == last_slot ? last_slot - 8 * (SLOTS - 1) : slot + 8;
+        slot = slot_after(slot, last_slot);
       }
       if (!has_squares) break;
       give_squares(p, w, warp, lane);
@@ -147,7 +150,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
     }
     codes -= place_of_chunk, ends -= place_of_chunk;
     // Past the slots that this chunk had no step for: the next one begins with the first.
-    for (; slot != last_slot - 8 * (SLOTS - 1); slot = slot == last_slot ? last_slot - 8 * (SLOTS - 1) : slot + 8)
+    for (; slot != last_slot - 8 * (SLOTS - 1); slot = slot_after(slot, last_slot))
       taken = taken >> 1 | (taken & 1) << SLOTS - 1;
   }
 }
