@@ -8,8 +8,8 @@ rank without sums; with ``--sums`` of all ranks, a GPU each, and the tilings sea
 the maps that are summed, o and down. Candidates are what the kernel can run, by ``tiling.choose``'s
 price; the fastest of a map are timed again in turns, and one has to gain ``WORTH`` to replace what
 the table has. Then each map's ``paced`` is tried. What it prints as best goes into ``MEASURED`` of
-kernels/tiling.py, behind ``tests/gpu/test_gemm.py``; other models may have a map of that size, too,
-which no sum follows. For 16 rows warps and clusters stay those of 8, as a row's bits must not
+kernels/tiling.py, behind ``tests/gpu/test_tilings.py``; other models may have a map of that size,
+too, which no sum follows. For 16 rows warps and clusters stay those of 8, as a row's bits must not
 depend on its neighbours; after 8 in the same call they are those that were found.
 
 With sums all ranks must end every forward with the same bits; the best tilings' maps must then have

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.policies.cases import BATCHES, POLICIES, SEGMENTS
 from benchmarks.policies.figures import Results, below
-from benchmarks.policies.gpu_runs import Row, rows_of
 from benchmarks.policies.load_map import best_split, points
+from benchmarks.policies.measured_rows import Row, rows_of
 
 Cases = Mapping[str, Mapping[str, Mapping[str, Any]]]  # figures by case and policy
 Kinds = tuple[Cases, Cases, Cases]  # by rooflines, by measured step times, measured

@@ -1,131 +1,24 @@
 """Section of the page of policies: what was measured on GPUs, beside its simulation.
 
-The newest row of each machine, pair of models, trace and load; older runs stay in the results.
+Rows: measured_rows.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.pages import markdown
-from benchmarks.policies.cases import SCALES, SEGMENTS
+from benchmarks.policies.cases import SCALES
 from benchmarks.policies.figures import ASYNC, SERIAL, SPECSERVE, Results, below, in_ms, name_of
+from benchmarks.policies.measured_rows import Row, burst_row, rows_of
 from benchmarks.policies.ranks import rank_correlation
 from benchmarks.policies.segments import read_segment
-from codesign.config import parse_deployment
 
-# Keys of ``policy_ranks join``; "ranks-8b-loads-before", "ranks" and "ranks-8b" are replaced.
-RUNS = (
-    "ranks-70b-burst",
-    "ranks-70b-loads",
-    "ranks-70b-1",
-    "ranks-70b-3b-1",
-    "ranks-70b",
-    "ranks-8b-loads-told",
-    "ranks-8b-loads",
-    "ranks-8b-1",
-    "ranks-8b-told-h100",
-    "ranks-70b-24-h200x2",
-    "ranks-8b-24-h200x2",
-    "ranks-70b-24-h100x2",
-    "ranks-8b-24-h100x2",
-    "ranks-70b-24-turns-h100x2",
-    "ranks-8b-24-turns-h100x2",
-    "ranks-70b-24-h100x4",
-    "ranks-8b-24-h100x4",
-    "ranks-70b-24-h200x1",
-    "ranks-70b-24-mixed-h200x1",
-    "ranks-70b-3b-24-h200x1",
-    "ranks-70b-24-turns-h200x2",
-    "ranks-70b-24-mixed-h200x2",
-    "ranks-8b-24-h200x1",
-    "ranks-8b-24-mixed-h200x1",
-    "ranks-8b-24-turns-h200x2",
-    "ranks-8b-24-low-h200x1",
-    "ranks-8b-24-heads-h200x1",
-    "ranks-70b-burst-h200x1",
-    "ranks-8b-burst-h200x1",
-    "ranks-70b-burst-28-h200x1",
-)
-_BURST = "ranks-70b-burst"  # the run of most policies
-_NUMBERS = {1: "one", 2: "two", 4: "four"}
-_SHOWN = (SERIAL, SPECSERVE, ASYNC, f"{ASYNC} again", "chain-1", "chain-3", "plain again")
+_SHOWN = (SERIAL, SPECSERVE, ASYNC, "chain-1", "chain-3")
 _OLD_SPLIT = {"70B": "ranks", "8B": "ranks-8b"}  # the only runs of asynchronous policies
-
-
-@dataclass(frozen=True)
-class Row:
-    """What all policies did with one stretch of a trace.
-
-    Attributes:
-        found: Figures by policy, each with those simulated for the same requests.
-        split: What asynchronous policies ran on, such as "3+1"; "" without any.
-    """
-
-    run: str
-    about: Mapping[str, Any]
-    segment: str
-    gpus: int
-    found: Mapping[str, Mapping[str, Any]]
-    split: str = ""
-
-    @property
-    def place(self) -> str:
-        """Such as "one NVIDIA H200: llama-3-70b + llama-3.2-1b"."""
-        target = self.about["target"].removeprefix("inflated-")
-        draft = self.about["draft"].removeprefix("inflated-draft-")
-        return f"{_NUMBERS[self.gpus]} {self.about['machine']}: {target} + {draft}"
-
-    @property
-    def label(self) -> str:
-        """Short, for a table: "70B + 1B, 2 GPUs, mooncake at 0.7"."""
-        sizes = [str(self.about[k]).rpartition("-")[2].upper() for k in ("target", "draft")]
-        trace, load = read_segment(self.segment)
-        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
-        return f"{' + '.join(sizes)}, {gpus}, {trace.name} at {load:g}"
-
-    def speedup(self, policy: str) -> tuple[float, float] | None:
-        """Over plain decoding, measured and simulated; None if the policy was not run."""
-        if policy not in self.found:
-            return None
-        plain, ours = self.found["plain"], self.found[policy]
-        simulated = plain["simulated"]["latency_mean"] / ours["simulated"]["latency_mean"]
-        return plain["latency_mean"] / ours["latency_mean"], simulated
-
-
-def rows_of(results: Results, runs: Sequence[str] = RUNS) -> list[Row]:
-    """The newest row of each machine, pair, trace and load, in the order of the runs."""
-    newest: dict[tuple[str, str, float], Row] = {}
-    for run in runs:
-        about = results.get(f"{run}/about")
-        names = [key for key in below(results, run) if key != "about"] if about else []
-        for segment in dict.fromkeys(name.partition("/")[0] for name in names):
-            ways = below(results, f"{run}/{segment}")
-            gpus = max(parse_deployment(way.rpartition(" on ")[2]).num_workers for way in ways)
-            found = {way.rpartition(" on ")[0]: figures for way, figures in ways.items()}
-            split = next((way.rpartition(" on ")[2] for way in ways if "+" in way), "")
-            row = Row(run, about or {}, segment, gpus, found, split)
-            trace, load = read_segment(segment)  # "code" is "code@0.7"
-            same = row.place, trace.name, load
-            if same not in newest or newest[same].about["created"] < row.about["created"]:
-                newest[same] = row
-    traces = list(SEGMENTS)
-
-    def order(row: Row) -> tuple[int, int, float]:
-        trace, load = read_segment(row.segment)
-        return places.index(row.place), traces.index(trace.name), load
-
-    places = list(dict.fromkeys(row.place for row in newest.values()))
-    return sorted(newest.values(), key=order)
-
-
-def burst_row(results: Results) -> Row | None:
-    """The stretch with the burst, of most policies."""
-    return next(iter(rows_of(results, (_BURST,))), None)
 
 
 def runs_section(results: Results) -> str:
@@ -153,8 +46,10 @@ the limit of requests. The fit was made minutes before on the same machine ("own
 that ships, of another machine ("shipped"): then the simulation is a prediction.
 
 Cells are mean latency of plain decoding divided by the policy's, and in brackets the same simulated
-for the same requests. "Plain again" is a second run of plain decoding: how far it is from 1 says
-how well a row is known. "In SLO" is the share of requests within the targets: batch tree / best of
+for the same requests. Where all policies of a row ran twice, one after the other and then again,
+each counts with its faster run. "Apart" is how much longer the slower run of a policy took, the
+most of those that ran twice (before 28 November plain decoding and asynchronous policies): so well
+a row is known. "In SLO" is the share of requests within the targets: batch tree / best of
 the others. Outputs are those of plain decoding on the same GPUs, token for token. A line
 below each table explains differences: time of prompts and of the target's steps
 relative to the fit; what drafting takes per round beyond the draft's steps (deciding included;
@@ -179,10 +74,11 @@ def _place(place: str, rows: Sequence[Row]) -> str:
         ]
         table.append(
             (trace.name, f"{load:g}", day, row.about["batch"], plain["num_requests"],
-             in_ms(plain["latency_mean"]), *cells, _in_slo(row))
+             in_ms(plain["latency_mean"]), *cells, _apart(row), _in_slo(row))
         )  # fmt: skip
     names = [f"{policy} on {_split_of(rows)}" if policy == ASYNC else policy for policy in shown]
-    head = ("trace", "load", "day, fit", "at once", "requests", "plain, ms", *names, "in SLO")
+    about = ("trace", "load", "day, fit", "at once", "requests", "plain, ms")
+    head = (*about, *names, "apart", "in SLO")
     remarks = [results["remark"] for results in _abouts(rows) if results.get("remark")]
     return "\n\n".join(
         [f"### Measured on {place}", markdown(head, table), _explained(rows), *remarks]
@@ -195,6 +91,10 @@ def _split_of(rows: Sequence[Row]) -> str:
 
 def _abouts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
     return list({row.run: row.about for row in rows}.values())
+
+
+def _apart(row: Row) -> str:
+    return "-" if row.apart is None else f"{row.apart:.1%}"
 
 
 def _in_slo(row: Row) -> str:

@@ -22,7 +22,7 @@ import pandas as pd
 from benchmarks.pages import markdown
 from benchmarks.policies.cases import SEGMENTS
 from benchmarks.policies.figures import ASYNC, NEEDED, SERIAL, SPECSERVE, Results, below
-from benchmarks.policies.gpu_runs import Row, rows_of
+from benchmarks.policies.measured_rows import Row, rows_of
 from benchmarks.policies.pairs import requests_at, simulated, simulated_as
 from benchmarks.policies.segments import BATCH, target_of
 from codesign.candidate import Candidate

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.pages import markdown
 from benchmarks.policies.cases import SCALES
 from benchmarks.policies.figures import SERIAL, Results, below, name_of
-from benchmarks.policies.gpu_runs import Row, rows_of
+from benchmarks.policies.measured_rows import Row, rows_of
 
 RUNS = {  # keys of ``policy_ranks join``: first come, first served; by targets
     "ranks-70b-burst-h200x1": "ranks-70b-burst-targets-h200x1",

@@ -164,7 +164,7 @@ MEASURED: dict[tuple[int, int], tuple[Tiling, ...]] = {
     # over two
     (320, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     (512, 32): (Tiling(16, 2, 2), Tiling(16, 1, 2)),
-    (1792, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
+    (1792, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
     (512, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # on one
     (640, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
@@ -199,13 +199,17 @@ MEASURED: dict[tuple[int, int], tuple[Tiling, ...]] = {
     (96, 16): (Tiling(4, 4, 4, 2, 1, paced=4), Tiling(4, 2, 4)),
     (128, 8): (Tiling(4, 2, 2), Tiling(4, 2, 2)),
     (128, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
-    # Qwen2 72B over two: gate_up, down
+    # Qwen2 72B: gate_up, down
+    (3696, 64): (Tiling(8, 2, 1, paced=4), Tiling(8, 4, 1)),
+    (512, 231): (Tiling(12, 2, 4, paced=4), Tiling(12, 2, 4)),
+    # over two
     (1856, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
     (512, 116): (Tiling(15, 2, 4), Tiling(15, 1, 4)),
     # Qwen2 1.5B; over two
-    (128, 12): (Tiling(6, 2, 2), Tiling(6, 2, 2)),
-    (96, 12): (Tiling(6, 2, 2), Tiling(6, 2, 2)),
-    (96, 70): (Tiling(9, 1, 4), Tiling(9, 1, 4)),
+    (128, 12): (Tiling(6, 1, 2), Tiling(6, 1, 2, 2, 1), Tiling(6, 2, 2)),
+    (96, 12): (Tiling(3, 2, 4), Tiling(3, 2, 4, 2, 1), Tiling(3, 2, 4)),
+    (1120, 12): (Tiling(12, 2, 1), Tiling(12, 1, 1, paced=4)),
+    (96, 70): (Tiling(9, 2, 4, paced=4), Tiling(9, 1, 4)),
     (64, 12): (Tiling(12, 1), Tiling(12, 1)),
     (96, 6): (Tiling(6, 1), Tiling(6, 1)),
     # heads of drafts, by themselves: 1B, 3B

@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks import compare_policies
 from benchmarks.pages import reflow
-from benchmarks.policies import crowds, gpu_runs, ranks, splits
+from benchmarks.policies import crowds, goal_rows, gpu_runs, ranks, splits
 from benchmarks.policies.cases import SEGMENTS
+from benchmarks.policies.measured_rows import rows_of
 from benchmarks.policies.pairs import requests_at
 from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import LOAD, segment, target_of
@@ -172,13 +173,64 @@ def test_runs_on_four_gpus_are_joined_and_shown_beside_the_map(
     assert "SOME OUTPUTS DIFFER" not in page
     count = row.found["plain"]["num_requests"]
     assert f"On 3+1 a target rounds differently: {count - 1} of {count} outputs are equal." in page
-    assert "| async-batch-tree-16x2x8 on 3+1 | plain again |" in page
+    assert "| async-batch-tree-16x2x8 on 3+1 | apart |" in page
     ours, plain = row.found["async-batch-tree-16x2x8"], row.found["plain"]
     results |= {f"splits/8b-int4+1b-int4/conv/0.3/{way}": plain for way in splits.WAYS}
     said = reflow(splits.splits_section(results))
     lead = ours["goodput"] / row.found["specserve-8"]["goodput"]
     assert "in 1 of 1 points" in said.replace("\n", " ")
     assert f"8B + 1B, conv at 0.3 {lead:.2f} (" in said.replace("\n", " ")
+
+
+def _row(seconds: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {f"{label} on 1": {"latency_mean": mean} for label, mean in seconds.items()}
+
+
+def _results(run: str, segments: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict]:
+    about = {
+        "target": "llama-3-8b",
+        "draft": "llama-3.2-1b",
+        "created": "2026-11-28",
+        "machine": "H",
+    }
+    found = {f"{name}/{way}": f for name, ways in segments.items() for way, f in ways.items()}
+    return {f"{run}/about": about} | {f"{run}/{key}": figures for key, figures in found.items()}
+
+
+def test_a_second_run_counts_only_where_every_policy_has_one() -> None:
+    run = "ranks-8b-1"
+    once = _row({"plain": 1.0, "chain-1": 2.0, "plain again": 0.8})
+    twice = once | _row({"chain-1 again": 1.9})
+    (row,) = rows_of(_results(run, {"conv": once}), [run])
+    assert (row.found["plain"]["latency_mean"], row.apart) == (1.0, pytest.approx(0.25))
+    (row,) = rows_of(_results(run, {"conv": twice}), [run])
+    assert {policy: f["latency_mean"] for policy, f in row.found.items()} == {
+        "plain": 0.8,
+        "chain-1": 1.9,
+    }
+    assert row.apart == pytest.approx(0.25)
+    (row,) = rows_of(_results(run, {"conv": _row({"plain": 1.0})}), [run])
+    assert row.apart is None
+
+
+def test_over_the_loads_of_a_trace_one_length_has_to_be_the_best_at_all() -> None:
+    def case(chain_1: float, chain_3: float | None = None) -> dict[str, dict[str, float]]:
+        seconds = {"specserve-8": 1.0, "chain-1": chain_1, "chain-3": chain_3}
+        return {policy: {"latency_mean": s} for policy, s in seconds.items() if s is not None}
+
+    cases = {
+        "8B + 1B, 1 GPU, conv at 0.2": case(0.98, 0.9),
+        "8B + 1B, 1 GPU, conv at 0.7": case(1.10, 1.4),
+        "8B + 1B, 1 GPU, code at 0.2": case(0.9),  # at one load only
+        "own rate": case(0.5),
+        "h100x1 conv at 0.25": case(0.99, 0.5),
+        "h100x1 conv at 0.5": case(0.99),  # without the other length
+    }
+    *_, found, met = goal_rows.over_loads_row("asked", ({}, {}, cases))
+    assert found == "0.990: h100x1 conv (missed in 1 of 2)"
+    assert met == "simulated: -, measured: no"
+    del cases["h100x1 conv at 0.25"]
+    assert "1.040: 8B + 1B, 1 GPU, conv" in goal_rows.over_loads_row("asked", ({}, {}, cases))
 
 
 @pytest.mark.parametrize(("flag", "wrong"), [("--segments", "cove"), ("--machines", "b300x3")])
