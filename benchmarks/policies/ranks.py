@@ -23,7 +23,8 @@ from codesign.fit import Fit
 from codesign.fit.step_pace import step_seconds
 from codesign.planner.defaults import expecting
 from codesign.policy.cost import RoundCost
-from codesign.policy.speculation import fanout_of
+from codesign.policy.host_cost import Drafting
+from codesign.policy.speculation import drafting_of
 from codesign.records import RunRecords
 from codesign.run_directory import read_run
 from codesign.sim import simulate
@@ -64,7 +65,7 @@ def _joined(
         requests = planned.assign(prompt_tokens=lengths)
         figures = dict(run.summary["metrics"])
         cost = fit.costs[candidate.deployment.label]
-        cost = cost.with_fanout(fanout_of(candidate.speculation))
+        cost = cost.drafting(Drafting(drafting_of(candidate.speculation).fanout))
         figures |= _against_fit(run.records, cost, is_split=candidate.deployment.draft_workers > 0)
         slower = replace(
             cost,

@@ -32,7 +32,7 @@ from codesign.planner.predict import prompt_note, score, simulate_outcome
 from codesign.planner.question import NUM_SEEDS
 from codesign.planner.screen import screen
 from codesign.planner.uncertainty import interval_over_seeds, time_error
-from codesign.policy.speculation import fanout_of, parse_policy
+from codesign.policy.speculation import drafting_of, parse_policy
 from codesign.records import has_own_targets
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
 
     outcomes, frames = [], []
     cost = fit.costs[candidate.deployment.unit.label]
-    cost = cost.with_fanout(fanout_of(candidate.speculation))
+    cost = cost.drafting(drafting_of(candidate.speculation))
     for seed in range(num_seeds):
         outcome, records = simulated(candidate, seed)
         outcomes.append(outcome)

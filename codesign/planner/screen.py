@@ -23,7 +23,7 @@ from codesign.planner.queueing import Queue, batch_grid
 from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.planner.workload import Workload, cached_share
 from codesign.policy.cost import RoundCost
-from codesign.policy.speculation import SpeculationSpec, fanout_of
+from codesign.policy.speculation import SpeculationSpec, drafting_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,7 +127,7 @@ def behaviours_of(
             lengths = range(spec.max_depth + 1)
             found[spec] = tuple(chain_behaviour(n, fit.answers, shares) for n in lengths)
         if spec.needs_step_times:  # what stands for it has as many children as its shape needs
-            own = fanout_of(spec)
+            own = drafting_of(spec).fanout
             found[spec] = tuple(replace(each, fanout=own) for each in found[spec])
     return found
 

@@ -32,17 +32,18 @@ class AdaServe(Speculation):
 
     is_batch_coupled = True
     needs_progress = True
+    asks = True
 
     def __init__(
         self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None
     ) -> None:
         super().__init__(calibration)
         self._spec = spec
-        self._goodput = goodput.with_fanout(spec.width)
+        self.fanout = spec.width
+        self._goodput = goodput.drafting(self.drafting)
         self._depth = 0
         self._width = 1
         self._needs: list[float] = []
-        self.fanout = spec.width
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         batch, budget = max(len(trees), 1), self._spec.rows

@@ -28,6 +28,7 @@ class FixedChain(Speculation):
         super().__init__(calibration)
         self._max_depth = max_depth
         self._threshold = threshold
+        self.asks = threshold > 0
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         return [chain_end(tree) if self._goes_on(tree) else [] for tree in trees]
@@ -39,7 +40,7 @@ class FixedChain(Speculation):
         return len(tree) <= self._max_depth and last_confidence(tree) >= self._threshold
 
     def following(self, tree: DraftTree, done: int) -> int:
-        return 0 if self._threshold > 0 else max(self._max_depth - len(tree), 0)
+        return 0 if self.asks else max(self._max_depth - len(tree), 0)
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         return [list(range(len(tree))) for tree in trees]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
-from codesign.policy.host_cost import HostCost, Number
+from codesign.policy.host_cost import Drafting, HostCost, Number
 from codesign.policy.step_time import StepTime
 
 
@@ -61,10 +61,9 @@ class RoundCost(HostCost):
     joining: float = 0.0
     shares_forwards: bool = True
 
-    def with_fanout(self, fanout: int) -> Self:
-        """The same cost for a policy that gives each row of the draft so many children."""
-        draft = self.draft.with_dearer_rows(self.child * fanout)
-        return replace(self, draft=draft, **self._counted(fanout))
+    def drafting(self, how: Drafting) -> Self:
+        """See ``HostCost``; with the draft's forward."""
+        return replace(self, draft=self.draft_step(self.draft, how), **self._counted(how))
 
     @property
     def draft_prompt(self) -> StepTime:

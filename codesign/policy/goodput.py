@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.policy.cost import RoundCost, StepTime
-from codesign.policy.host_cost import NO_HOST, HostCost
+from codesign.policy.host_cost import NO_HOST, Drafting, HostCost
 from codesign.policy.traffic import START_OUTPUT
 from codesign.policy.turns import turn_prices
 
@@ -96,11 +96,11 @@ class Goodput:
             answer_tokens=answer_tokens,
         )
 
-    def with_fanout(self, fanout: int) -> Self:
-        """The estimator of a policy that gives each row of the draft so many children."""
+    def drafting(self, how: Drafting) -> Self:
+        """The estimator of a policy that drafts so."""
         found = copy(self)
-        found.draft = self.draft.with_dearer_rows(self.host.child * fanout)
-        found.host = self.host.with_fanout(fanout)
+        found.draft = self.host.draft_step(self.draft, how)
+        found.host = self.host.drafting(how)
         return found
 
     def paying_prompts(self, rows: Sequence[int], saved: Floats) -> NDArray[np.bool_]:

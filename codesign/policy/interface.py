@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from math import exp, log1p
 
 from codesign.policy.cost import Calibration
+from codesign.policy.host_cost import Drafting
 from codesign.policy.light import light
 from codesign.policy.tree import UNEXPANDED, DraftTree
 
@@ -58,6 +59,8 @@ class Speculation:
         now: Seconds since the start of the run, by the target's clock; set before ``begin``.
         reads_prompts: Whether prompts that begin now are run by the draft model, too, a part at a
             time; otherwise with the request's first expansion.
+        asks: The host names the rows of each draft forward when it has read the one before, of one
+            request, too: ``following`` never tells of any.
         decides: What it decides about a batch takes the host a time that counts; see
             cost.RoundCost.deciding.
         rests: The round is plain decoding: nothing was drafted, and no tree is left to move.
@@ -69,6 +72,7 @@ class Speculation:
     overlap: int = 0
     is_batch_coupled: bool = False
     needs_progress: bool = False
+    asks: bool = False
     decides: bool = False
     tree_type: Callable[..., DraftTree] = DraftTree
     beside: tuple[int, int] = (0, 0)
@@ -81,6 +85,11 @@ class Speculation:
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._calibration = calibration or Calibration()
+
+    @property
+    def drafting(self) -> Drafting:
+        """What costs depend on."""
+        return Drafting(self.fanout, self.asks, self.decides)
 
     @property
     def weighing(self) -> Calibration:

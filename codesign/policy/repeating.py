@@ -51,7 +51,7 @@ class Repeating(Resting):
     ) -> None:
         super().__init__(calibration)
         self.fanout = fanout
-        self._goodput = goodput.with_fanout(fanout)
+        self._goodput = goodput.drafting(self.drafting)
         self._round = BatchRound(self._goodput)
         self.looking = 1.0
         self._left = 0  # rounds that repeat the last one

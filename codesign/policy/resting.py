@@ -33,6 +33,8 @@ LEARNED = 64  # confidences, from which looks count in what drafting is worth
 class Resting(Speculation):
     """A policy that says when it rests."""
 
+    asks = True
+
     def __init__(self, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._rest = 0  # rounds until the next look; less than 0 where drafting goes on

@@ -15,6 +15,7 @@ from codesign.policy.chains import FixedChain, FreeChain, ParallelChain
 from codesign.policy.cost import Calibration
 from codesign.policy.features import EagleTree
 from codesign.policy.goodput import Goodput
+from codesign.policy.host_cost import Drafting
 from codesign.policy.interface import MAX_TREE_ROWS, Speculation
 from codesign.policy.labels import (
     FAMILIES,
@@ -39,7 +40,7 @@ __all__ = [
     "SpeculationSpec",
     "build_speculation",
     "check_runs_in_engine",
-    "fanout_of",
+    "drafting_of",
     "parse_policy",
     "summarise_policy",
 ]
@@ -91,10 +92,10 @@ def build_speculation(
     return FixedChain(spec.max_depth, threshold, calibration)
 
 
-def fanout_of(spec: SpeculationSpec) -> int:
-    """Children that each row of the draft gets by a policy, whatever its step times."""
+def drafting_of(spec: SpeculationSpec) -> Drafting:
+    """How a policy drafts, whatever its step times."""
     step = StepTime.linear(alpha=0.0, gamma=0.0, delta=1.0)
-    return build_speculation(spec, goodput=Goodput(step, step)).fanout
+    return build_speculation(spec, goodput=Goodput(step, step)).drafting
 
 
 def _with_step_times(

@@ -150,6 +150,13 @@ class StepTime(_Segments):
         alone = replace(alone, seconds=less, gamma=alone.gamma - seconds)
         return replace(self, seconds=more, gamma=self.gamma + seconds, alone=alone)
 
+    def later_alone(self, seconds: float) -> StepTime:
+        """The same step with so many seconds of something else where it is of one request."""
+        if not seconds:
+            return self
+        alone = self.alone or StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0)
+        return replace(self, alone=alone.later(seconds))
+
     def of_arrays(
         self, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
     ) -> NDArray[np.float64]:

@@ -35,7 +35,7 @@ class TurboSpec(Resting):
     def __init__(self, max_depth: int, goodput: Goodput, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._max_depth = max_depth
-        self._goodput = goodput.with_fanout(self.fanout)
+        self._goodput = goodput.drafting(self.drafting)
         self._accepted = INITIAL_ACCEPTANCE * ACCEPTANCE_MEMORY / 10  # a weak start value
         self._judged = ACCEPTANCE_MEMORY / 10
         self._sent: list[tuple[DraftTree, int, int]] = []  # tree, its base length, draft tokens

@@ -16,7 +16,7 @@ import pandas as pd
 from codesign.fit.round_costs import KEPT, MISSED, NODES
 from codesign.fit.served_rounds import AHEAD
 from codesign.policy.labels import parse_policy
-from codesign.policy.speculation import fanout_of
+from codesign.policy.speculation import drafting_of
 from codesign.profiler.grids import MAX_REQUESTS
 from codesign.profiler.link import single_timings
 
@@ -183,7 +183,7 @@ def _grown(rounds: pd.DataFrame, tree: str) -> pd.DataFrame:
 
 def _fanout(tree: str) -> int:
     """Children that each of its rows gets."""
-    return fanout_of(parse_policy(tree))
+    return drafting_of(parse_policy(tree)).fanout
 
 
 def _timings(op: str, rounds: pd.DataFrame, spans: list[str]) -> pd.DataFrame:

@@ -42,7 +42,7 @@ from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PrefixCache
 from codesign.policy.on_time import on_time_of
 from codesign.policy.routing import Router
-from codesign.policy.speculation import fanout_of
+from codesign.policy.speculation import drafting_of
 from codesign.records import RoundLog, RunRecords
 from codesign.sim.batches import batch_maker
 from codesign.sim.cluster import Arrivals, PromptPool
@@ -94,7 +94,7 @@ def simulate(
     deployment, spec = candidate.deployment, candidate.speculation
     cost = cost_of(fit, deployment.unit.label)
     if spec.has_draft:
-        cost = cost.with_fanout(fanout_of(spec))
+        cost = cost.drafting(drafting_of(spec))
     max_kv_tokens = _kv_tokens(serving, cost, has_draft=spec.has_draft)
     simulated = read_requests(requests, with_blocks=serving.prefix_cache)
     check_sizes(simulated, spec, max_kv_tokens)

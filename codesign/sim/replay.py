@@ -116,7 +116,7 @@ def replay(
         SyntheticDrafter(fit.answers, seed, luck.path),
         hears_early=hears_early(candidate, serving),
     )
-    cost = cost.with_fanout(policy.fanout)
+    cost = cost.drafting(policy.drafting)
     timing = timing_of(cost, is_apart=candidate.deployment.draft_workers > 0)
     entering = Entering(request_id, categories[request_id], prompt_tokens, output_tokens)
     return _play(side, batch, timing, entering)

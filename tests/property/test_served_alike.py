@@ -243,7 +243,7 @@ def served(requests, candidate, fit, serving, slo, steps: Steps) -> RunRecords:
     partner = NoDraft()
     if spec.has_draft:
         policy = policy_of(spec, fit, cost, slo, serving)
-        policy = policy_of(spec, fit, cost.with_fanout(policy.fanout), slo, serving)
+        policy = policy_of(spec, fit, cost.drafting(policy.drafting), slo, serving)
         luck = Luck.of(PROFILE, [""] * len(bound), outputs, 3)
         drafter = RecordedDrafter(outputs, SyntheticDrafter(PROFILE, 3, luck.path))
         partner = Draft(DraftWorker(policy, drafter), drafter, is_async=spec.is_async)

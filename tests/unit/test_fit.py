@@ -44,6 +44,7 @@ from codesign.fit.step_forms import Shapes, fit_line, fit_stairs, fit_stream_sta
 from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, StepFit, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.host_cost import Drafting
 from codesign.policy.step_time import BUCKETS
 from codesign.profiler.grids import RANK_CONTEXTS, RANK_GRID, draft_shapes, target_shapes
 from codesign.sim.timing import ApartTiming, TogetherTiming
@@ -962,7 +963,7 @@ def test_re_roots_take_longer_for_what_they_keep_where_that_is_known(label):
     others = others.loc[(others["op"] != "reroot") | (others["deployment"] != label)]
     timed = pd.DataFrame(rows, columns=[*STEP_COLUMNS, *COUNTED])
     cost = fit_costs(pd.concat([others, timed]), on_ranks=True)[0][label]
-    assert cost.with_fanout(7).reroots(3, 20) + cost.keeping(2, 31) == pytest.approx(
+    assert cost.drafting(Drafting(7)).reroots(3, 20) + cost.keeping(2, 31) == pytest.approx(
         seconds(3, 20, 140, 2, 31), rel=1e-3
     )
     assert cost.keeping(0, 0) == 0.0 < cost.reroot_any
@@ -995,14 +996,15 @@ def test_children_of_a_draft_s_rows_cost_batches_their_host(label):
     cost = fit_costs(pd.concat([others, counted]), on_ranks=True)[0][label]
     assert cost.child == pytest.approx(2e-6)
     for fanout in (1, 3, 15):
-        draft = cost.with_fanout(fanout).draft
+        draft = cost.drafting(Drafting(fanout)).draft
         for n, r in ((8, 1), (8, 4), (4, 4)):
             told = seconds(n * r, n, n * 160, n * r * fanout)
             assert draft(n * r, n * 160, n) == pytest.approx(told, rel=0.02), (fanout, n, r)
         assert draft(4, 160, 1) == pytest.approx(cost.draft(4, 160, 1))  # ranks run ahead
         assert draft(4, 160, 1) == pytest.approx(seconds(4, 1, 160, 0), rel=0.02)
-        assert cost.with_fanout(fanout).with_fanout(99) == cost.with_fanout(fanout)  # once
-        assert Goodput.of_cost(cost).with_fanout(fanout).draft == draft
+        counted_once = cost.drafting(Drafting(fanout))
+        assert counted_once.drafting(Drafting(99)) == counted_once
+        assert Goodput.of_cost(cost).drafting(Drafting(fanout)).draft == draft
     untold = counted.drop(columns=NODES)
     assert fit_costs(pd.concat([others, untold]), on_ranks=True)[0][label].child == 0.0
 
@@ -1072,11 +1074,11 @@ def test_trees_that_are_kept_are_re_rooted_by_their_nodes_too():
     costs, _, _ = fit_costs(pd.concat([others, timed]), on_ranks=True)
     work = Work(2, 8, 99, drafting=[(20, 9)], overlapped=[(20, 9)])
     for fanout in (1, 3, 15):
-        cost = costs["1+1"].with_fanout(fanout)
+        cost = costs["1+1"].drafting(Drafting(fanout))
         told = seconds(2, 40, 40 * fanout)
         assert cost.reroots(2, 40) == pytest.approx(told, rel=0.06), fanout
         assert ApartTiming(cost).spans(0.0, 0.0, work).reroot == cost.reroots(2, 40)
-        assert cost.with_fanout(99) == cost  # counted once
+        assert cost.drafting(Drafting(99)) == cost  # counted once
     assert costs["2"].reroot_node == 0.0  # a miss drops the tree
     old = fit_costs(pd.concat([others, timed.drop(columns=NODES)]), on_ranks=True)[0]["1+1"]
     assert old.reroot_node == 0.0 < old.reroot_row

@@ -8,6 +8,7 @@ import pytest
 from codesign.planner.behaviour import Behaviour
 from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.host_cost import Drafting
 
 COST = RoundCost(
     target=StepTime.linear(alpha=0.0, gamma=0.001, delta=0.01),
@@ -100,7 +101,9 @@ def test_kept_trees_are_re_rooted_by_the_children_of_their_rows():
         assert seconds(fanout, by_nodes) - seconds(fanout, COST) == pytest.approx(
             1e-5 * 2 * 7.0 * fanout
         )
-        assert seconds(fanout, by_nodes) == pytest.approx(seconds(1, by_nodes.with_fanout(fanout)))
+        assert seconds(fanout, by_nodes) == pytest.approx(
+            seconds(1, by_nodes.drafting(Drafting(fanout)))
+        )
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -114,7 +117,7 @@ def test_children_are_priced_as_a_cost_with_the_policy_s_fanout_does(batch, is_a
 
     dear = replace(COST, child=1e-4)
     assert (seconds(7, dear) > seconds(7, COST)) == (batch > 1)
-    assert seconds(7, dear) == pytest.approx(seconds(1, dear.with_fanout(7)))
+    assert seconds(7, dear) == pytest.approx(seconds(1, dear.drafting(Drafting(7))))
 
 
 def test_choosing_more_rows_takes_longer():
