@@ -35,11 +35,11 @@ from benchmarks.policies.segments import (
     segment,
     target_of,
 )
-from codesign.artifacts import header, read_table, write_json, write_table
+from codesign.artifacts import beside, header, read_table, write_json, write_table
 from codesign.candidate import Candidate
 from codesign.config import SCHEDULINGS, SLO, parse_deployment
 from codesign.errors import InputError
-from codesign.fit import Fit
+from codesign.fit import ACCEPTANCE_FILE, Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.speculation import check_runs_in_engine, parse_policy
 from codesign.run_directory import write_run
@@ -98,7 +98,7 @@ def serve(args: argparse.Namespace) -> None:
     if lacking := [way for way in needed if way not in fit.costs]:
         raise InputError(f"{args.fit} has no step times of {lacking[0]} GPUs")
     args.folder.mkdir(parents=True, exist_ok=True)
-    for file in (args.fit, args.fit.with_name(f"{args.fit.stem}.acceptance.parquet")):
+    for file in (args.fit, beside(args.fit, ACCEPTANCE_FILE)):
         shutil.copy(file, args.folder)
     slo = target_of(fit.costs[whole])
     for name in names:

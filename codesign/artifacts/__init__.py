@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from codesign import __version__
 from codesign.artifacts.fields import check
 from codesign.artifacts.machine import hardware
-from codesign.artifacts.places import alone, cache_dir, elsewhere, replacing
+from codesign.artifacts.places import alone, beside, cache_dir, elsewhere, replacing
 from codesign.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "SCHEMA_VERSION", "alone", "cache_dir", "command_line", "elsewhere", "header", "parse_json",
-    "read_json", "read_table", "replacing", "sha256", "to_json", "write_json", "write_table",
-    "write_text",
+    "SCHEMA_VERSION", "alone", "beside", "cache_dir", "command_line", "elsewhere", "header",
+    "parse_json", "read_json", "read_table", "replacing", "sha256", "to_json", "write_json",
+    "write_table", "write_text",
 ]
 # fmt: on
 

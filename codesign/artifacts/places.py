@@ -68,6 +68,16 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(place)
 
 
+def beside(path: Path, what: str) -> Path:
+    """Return the file that goes with another one: NAME.json has NAME.``what``.
+
+    A file with any other ending, or none, has NAME-``what``, its ending kept. So no two files
+    share what goes with them.
+    """
+    name, mark = (path.stem, ".") if path.suffix == ".json" else (path.name, "-")
+    return path.with_name(f"{name}{mark}{what}")
+
+
 def elsewhere(path: str | Path) -> str:
     """How the cache is put elsewhere, to end the error of a path in it; "" of any other."""
     is_cached = Path(path).is_relative_to(cache_dir())

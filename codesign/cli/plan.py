@@ -209,11 +209,12 @@ def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
 
 
 def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out: Path) -> Answer:
+    from codesign.artifacts import beside
     from codesign.planner import search, task_of
     from codesign.planner.executor import open_executor
     from codesign.planner.fewest import FEWEST, search_fewest
 
-    kept = out.with_name(f"{out.stem}.search.jsonl")
+    kept = beside(out, "search.jsonl")
     cache = _opened(question, fit_ref, kept, resume=args.resume)
     try:
         with (

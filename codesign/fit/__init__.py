@@ -32,7 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.answer_parts import in_parts
-from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
+from codesign.artifacts import (
+    beside,
+    header,
+    read_json,
+    read_table,
+    sha256,
+    write_json,
+    write_table,
+)
 from codesign.artifacts.fields import why
 from codesign.config import parse_deployment
 from codesign.errors import InputError
@@ -178,16 +186,16 @@ class Fit:
         """Write the fit as JSON, and the recorded acceptance as Parquet beside it.
 
         Args:
-            path: The JSON file; NAME.json is accompanied by NAME.acceptance.parquet.
+            path: The JSON file; NAME.json is accompanied by NAME.acceptance.parquet (``beside``).
             inputs: Files that it was made from, by role, for the header.
 
         Raises:
             InputError: If a file cannot be written.
         """
         path = Path(path)
-        beside = path.with_name(f"{path.stem}.{ACCEPTANCE_FILE}")
+        recorded = beside(path, ACCEPTANCE_FILE)
         meta = header("fit", seed=None, inputs=inputs)
-        write_table(beside, self.acceptance.to_table(), meta)
+        write_table(recorded, self.acceptance.to_table(), meta)
         body = {
             "target": self.target,
             "draft": self.draft,
@@ -198,7 +206,7 @@ class Fit:
             "acceptance_origin": self.acceptance_origin,
             "costs": {label: asdict(cost) for label, cost in self.costs.items()},
             "calibration": asdict(self.calibration),
-            "acceptance": {"path": beside.name, "sha256": sha256(beside)},
+            "acceptance": {"path": recorded.name, "sha256": sha256(recorded)},
             "errors": self.errors,
             "parts_covariance": self.parts_covariance,
             "steps": {name: asdict(step) for name, step in self.steps.items()},

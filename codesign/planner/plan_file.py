@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codesign.artifacts import beside
 from codesign.file_ref import FileRef
 from codesign.plan import Plan
 from codesign.policy.walk import Sampling
@@ -21,7 +22,7 @@ def save_plan(
     """Write the plan, and the prepared trace beside it.
 
     Args:
-        path: The plan; NAME.json is accompanied by NAME.trace.parquet.
+        path: The plan; NAME.json is accompanied by NAME.trace.parquet (``beside``).
         question: As searched.
         answer: As found.
         trace: The prepared trace that ``question.requests`` are of.
@@ -30,7 +31,7 @@ def save_plan(
     Raises:
         InputError: If a file cannot be written or read.
     """
-    trace_file = path.with_name(f"{path.stem}.trace.parquet")
+    trace_file = beside(path, "trace.parquet")
     write_parquet(trace, trace_file)
     fit = question.fit
     plan = Plan(

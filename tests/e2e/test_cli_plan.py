@@ -193,6 +193,16 @@ def test_the_next_search_begins_with_what_the_last_one_kept(plan, tmp_path, monk
     assert "best " in text.stdout, text.stderr
 
 
+def test_plans_that_differ_in_their_ending_alone_have_files_of_their_own(plan, tmp_path):
+    few = ("--policies", "plain", "--seed")
+    for name, seed in (("x.json", "1"), ("x.plan", "2")):
+        assert plan(*few, seed, "--out", name).returncode == 0
+    first, other = (Plan.load(tmp_path / name) for name in ("x.json", "x.plan"))
+    assert first.trace.check() != other.trace.check()
+    again = plan(*few, "1", "--out", "x.json", "--resume")
+    assert "resume: x.search.jsonl has 6 simulations that hold" in again.stderr
+
+
 # The command that makes a break after what it keeps first: a search is over in a few seconds.
 HELD = """
 import sys, time

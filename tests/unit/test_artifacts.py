@@ -251,3 +251,12 @@ def test_a_folder_that_is_a_file_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"):
         artifacts.write_json(tmp_path / "file" / "plan.json", {})
+
+
+def test_no_two_files_share_what_goes_with_them():
+    names = ("x.json", "x.plan", "x", "x.plan.json", "x.json.json", "x-.json", "x.JSON", ".json")
+    what = ("search.jsonl", "trace.parquet")
+    found = [artifacts.beside(Path("plans", name), each) for name in names for each in what]
+    assert found[:2] == [Path("plans/x.search.jsonl"), Path("plans/x.trace.parquet")]
+    assert found[2] == Path("plans/x.plan-search.jsonl")
+    assert len(set(found)) == len(found)
