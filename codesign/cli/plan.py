@@ -234,7 +234,8 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
         if not len(cache):
             raise
         raise InfeasibleError(f"{err}. {_kept_text(cache, kept)}") from err
-    say(_kept_text(cache, kept))
+    if len(cache):
+        say(_kept_text(cache, kept))
     return answer
 
 
@@ -244,7 +245,8 @@ def _opened(question: Question, fit_ref: FileRef, kept: Path, *, resume: bool) -
     from codesign.planner.search_cache import SearchCache, SearchKey
 
     is_kept = kept.exists()
-    cache = SearchCache(SearchKey(task_of(question), fit_ref.sha256), kept, resume=resume)
+    key = SearchKey(task_of(question), fit_ref.sha256)
+    cache = SearchCache(key, kept, resume=resume, warn=say)
     if resume and not is_kept:
         say(f"resume: there is no {kept}, in which a search keeps its simulations; from the start")
     elif resume:
@@ -257,6 +259,8 @@ def _kept_text(cache: SearchCache, kept: Path) -> str:
     """Where a search's simulations are, and what they save whom."""
     count, free = len(cache), cache.num_of_any_slo
     what, whom = f"{counted(count, 'simulation')} kept in {kept}", "objective or choice of policies"
+    if cache.num_lost:
+        return f"{what}, {cache.num_lost:,} more could not be"
     if free == count:
         return f"{what}: with --resume another SLO, {whom} needs few others"
     which = f", {free:,} of them for any SLO" if free else ", for this SLO alone"

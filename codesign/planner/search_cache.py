@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -73,21 +75,33 @@ class SearchKey:
 class SearchCache:
     """Outcomes by candidate, seed, stretch of the trace and rate, in memory or in a file.
 
+    The file is a help for the next search: this one goes on without it from the moment that it
+    takes nothing more, for example because the disk is full.
+
     Args:
         key: Lines of the file with another one are ignored; None for memory alone.
         path: File to append to, with a key; None for memory alone.
         resume: Read what earlier searches left in the file; otherwise it starts empty.
+        warn: Told in one line, once, if the file takes nothing more.
 
     Raises:
-        InputError: If the file cannot be read or written.
+        InputError: If the file cannot be read, or not be written at the start.
     """
 
     def __init__(
-        self, key: SearchKey | None = None, path: Path | None = None, *, resume: bool = False
+        self,
+        key: SearchKey | None = None,
+        path: Path | None = None,
+        *,
+        resume: bool = False,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         self._key = key
         self._path = path
+        self._warn = warn
+        self._is_full = False
         self._outcomes: dict[Place, Outcome] = {}
+        self._lost: set[Place] = set()  # here, but not in the file that they were meant for
         self._of_any_slo: set[Place] = set()
         self._unjudged: set[Place] = set()  # perhaps made for another SLO
         if path is None:
@@ -106,13 +120,18 @@ class SearchCache:
             ) from err
 
     def __len__(self) -> int:
-        """Outcomes at hand."""
-        return len(self._outcomes)
+        """Outcomes kept: in the file, or in memory where there is none."""
+        return len(self._outcomes) - len(self._lost)
 
     @property
     def num_of_any_slo(self) -> int:
         """Of these, those that no target steers."""
-        return len(self._of_any_slo)
+        return len(self._of_any_slo - self._lost)
+
+    @property
+    def num_lost(self) -> int:
+        """Outcomes that the file no longer took."""
+        return len(self._lost)
 
     def get(self, job: Job) -> Outcome | None:
         """What a simulation gave, if it was made; a search has one stretch of each length."""
@@ -124,30 +143,36 @@ class SearchCache:
         return outcome
 
     def put(self, job: Job, outcome: Outcome) -> None:
-        """Keep an outcome: in the file first, so that none is counted that is not there.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
+        """Keep an outcome: in the file first, so that none is counted that is not there."""
         key = "" if self._key is None else self._key.of(job, outcome)
-        if self._path is not None:
-            line = json.dumps({"key": key, "rate": job.rate, **asdict(outcome)})
-            try:
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
-            except OSError as err:
-                raise InputError(f"cannot write {self._path}: {err.strerror}") from err
-        self._keep(outcome, job.rate, key)
+        line = json.dumps({"key": key, "rate": job.rate, **asdict(outcome)})
+        is_kept = self._path is None or self._append(self._path, line + "\n")
+        place = self._keep(outcome, job.rate, key)
+        if not is_kept:
+            self._lost.add(place)
+
+    def _append(self, path: Path, text: str) -> bool:
+        """Whether the file took a text; after the first that it did not, none is tried."""
+        if self._is_full:
+            return False
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as err:
+            self._is_full = True
+            if self._warn is not None:
+                why = f"cannot write {path}: {err.strerror}"
+                self._warn(f"{why}; the search goes on and keeps no more simulations")
+        return not self._is_full
 
     def _read(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.splitlines() if self._take(line)]
+        if text and not text.endswith("\n"):
+            self._append(path, "\n")  # so that the next line does not go on the cut one
         if len(text) > MOST_BYTES:
-            with replacing(path) as draft:
+            with suppress(InputError), replacing(path) as draft:  # if it cannot, it stays as it is
                 draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        elif text and not text.endswith("\n"):
-            with path.open("a", encoding="utf-8") as file:
-                file.write("\n")  # so that the next line does not go on the cut one
 
     def _take(self, line: str) -> bool:
         """Keep what a line of the file has, if it holds for this search."""

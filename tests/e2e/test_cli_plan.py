@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -201,6 +202,27 @@ def test_plans_that_differ_in_their_ending_alone_have_files_of_their_own(plan, t
     assert first.trace.check() != other.trace.check()
     again = plan(*few, "1", "--out", "x.json", "--resume")
     assert "resume: x.search.jsonl has 6 simulations that hold" in again.stderr
+
+
+def test_a_full_disk_ends_no_search_whose_simulations_are_only_kept(plan, tmp_path, monkeypatch):
+    opened, calls = Path.open, []
+
+    def full(path, mode="r", *arguments, **rest):
+        if mode == "a":
+            calls.append(path)
+            if len(calls) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, mode, *arguments, **rest)
+
+    monkeypatch.setattr(Path, "open", full)
+    result = plan("--policies", "plain,chain-3", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "plan.json").exists()
+    words = "cannot write plan.search.jsonl: No space left on device; the search goes on and keeps"
+    assert result.stderr.count("No space left") == result.stderr.count(words) == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("1 simulation kept in plan.search.jsonl, ")
+    assert last.endswith(" more could not be")
 
 
 # The command that makes a break after what it keeps first: a search is over in a few seconds.

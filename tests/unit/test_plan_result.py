@@ -42,16 +42,18 @@ ECONOMICS = Economics(
 
 
 @pytest.mark.parametrize(
-    ("free", "words"),
+    ("free", "lost", "words"),
     [
-        (30, "30 simulations kept in p.jsonl: with --resume another SLO, objective or choice of"),
-        (7, "30 simulations kept in p.jsonl, 7 of them for any SLO: with --resume another obj"),
-        (0, "30 simulations kept in p.jsonl, for this SLO alone: with --resume another objective"),
+        (30, 0, "30 simulations kept in p.jsonl: with --resume another SLO, objective or choice"),
+        (7, 0, "30 simulations kept in p.jsonl, 7 of them for any SLO: with --resume another obj"),
+        (0, 0, "30 simulations kept in p.jsonl, for this SLO alone: with --resume another obj"),
+        (30, 1200, "30 simulations kept in p.jsonl, 1,200 more could not be"),
     ],
 )
-def test_another_slo_is_only_promised_where_its_simulations_are_kept(free, words):
+def test_another_slo_is_only_promised_where_its_simulations_are_kept(free, lost, words):
     class Cache(list):
         num_of_any_slo = free
+        num_lost = lost
 
     assert _kept_text(Cache(range(30)), Path("p.jsonl")).startswith(words)
 

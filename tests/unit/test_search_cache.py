@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import shutil
+from pathlib import Path
 from typing import cast
 
 import pandas as pd
@@ -8,7 +11,6 @@ import pytest
 
 from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
-from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.planner import search_cache
 from codesign.planner.executor import Job, Task, run_job
@@ -27,13 +29,33 @@ ONE, OTHER = SearchKey(TASK, "one"), SearchKey(TASK, "other")
 MADE = Outcome("plain on 2, batch 1", 0, {"goodput": 1.0}, {}, 1, num_requests=5)
 
 
-def test_an_outcome_that_cannot_be_kept_is_named_and_not_counted(tmp_path):
-    folder = tmp_path / "gone"
-    cache = SearchCache(ONE, folder / "kept.jsonl")
-    folder.rmdir()
-    with pytest.raises(InputError, match=r"cannot write .*kept\.jsonl"):
-        cache.put(JOB, MADE)
-    assert len(cache) == 0
+def test_a_search_whose_outcomes_cannot_be_kept_goes_on_and_says_so_once(tmp_path):
+    folder, said = tmp_path / "gone", []
+    cache = SearchCache(ONE, folder / "kept.jsonl", warn=said.append)
+    cache.put(JOB, MADE)
+    shutil.rmtree(folder)
+    others = [dataclasses.replace(JOB, rate=rate) for rate in (0.5, 2.0)]
+    for other in others:
+        cache.put(other, MADE)
+    assert [cache.get(job) for job in (JOB, *others)] == [MADE] * 3
+    assert (len(cache), cache.num_of_any_slo, cache.num_lost) == (1, 0, 2)
+    (words,) = said
+    assert f"cannot write {folder / 'kept.jsonl'}: No such file or directory; the search" in words
+
+
+def test_a_large_file_that_cannot_be_made_smaller_is_used_as_it_is(tmp_path, monkeypatch):
+    path, said = tmp_path / "kept.jsonl", []
+    SearchCache(OTHER, path).put(JOB, MADE)
+    SearchCache(ONE, path, resume=True).put(JOB, MADE)
+    before = path.read_text()
+    monkeypatch.setattr(search_cache, "MOST_BYTES", 1)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert SearchCache(ONE, path, resume=True, warn=said.append).get(JOB) == MADE
+    assert (path.read_text(), said) == (before, [])
 
 
 def test_a_search_that_keeps_nothing_leaves_no_file(tmp_path):
