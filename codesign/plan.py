@@ -195,7 +195,7 @@ class Plan:
         """Write the plan as JSON; paths in it are relative to its folder.
 
         Raises:
-            InputError: If the path cannot be written, or a file it depends on cannot be read.
+            InputError: If the path cannot be written.
         """
         folder = Path(path).parent
         body = {
@@ -218,8 +218,9 @@ class Plan:
             "doubts": [asdict(doubt) for doubt in self.doubts],
             "notes": self.notes,
         }
-        inputs = {"trace": self.trace.path, "fit": self.fit.path}
-        write_json(path, {**header("plan", seed=self.seed, inputs=inputs), **body})
+        files = {"trace": self.trace, "fit": self.fit}
+        inputs = {n: {"path": str(ref.path), "sha256": ref.sha256} for n, ref in files.items()}
+        write_json(path, {**header("plan", seed=self.seed), "inputs": inputs, **body})
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "SCHEMA_VERSION", "alone", "beside", "cache_dir", "command_line", "elsewhere", "header",
-    "parse_json", "read_json", "read_table", "replacing", "sha256", "to_json", "write_json",
-    "write_table", "write_text",
+    "SCHEMA_VERSION", "alone", "beside", "cache_dir", "command_line", "draft_table", "elsewhere",
+    "header", "parse_json", "read_json", "read_table", "replacing", "sha256", "to_json",
+    "write_json", "write_table", "write_text",
 ]
 # fmt: on
 
@@ -147,11 +147,19 @@ def write_table(path: str | Path, frame: pd.DataFrame, meta: Mapping[str, Any]) 
     Raises:
         InputError: If the path cannot be written.
     """
+    with replacing(Path(path)) as temporary:
+        draft_table(temporary, frame, meta)
+
+
+def draft_table(draft: Path, frame: pd.DataFrame, meta: Mapping[str, Any]) -> None:
+    """Write a table as ``write_table`` does, to a file that ``replacing`` yielded.
+
+    Raises:
+        OSError: If it cannot be written; ``replacing`` says of which file.
+    """
     from codesign.artifacts import parquet
 
-    text = to_json(meta)
-    with replacing(Path(path)) as temporary:
-        parquet.write(temporary, frame, text)
+    parquet.write(draft, frame, to_json(meta))
 
 
 def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -16,7 +16,7 @@ done to its input. Imports no torch; prints nothing.
 
 from __future__ import annotations
 
-from codesign.traces.files import load_trace, write_csv, write_parquet
+from codesign.traces.files import draft_parquet, load_trace, write_csv, write_parquet
 from codesign.traces.summary import LengthSummary, TraceSummary, summarise
 from codesign.traces.trace import Trace
 
@@ -24,6 +24,7 @@ __all__ = [
     "LengthSummary",
     "Trace",
     "TraceSummary",
+    "draft_parquet",
     "load_trace",
     "summarise",
     "write_csv",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from codesign.artifacts import SCHEMA_VERSION, header, sha256, write_table, write_text
+from codesign.artifacts import SCHEMA_VERSION, draft_table, header, sha256, write_table, write_text
 from codesign.errors import InputError
 from codesign.records import own_targets
 from codesign.traces.catalog import bundled_path, cached_path, find_published, find_twin
@@ -58,9 +59,21 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
     Raises:
         InputError: If the path cannot be written.
     """
-    meta = header("trace", seed=None)
+    write_table(path, trace.requests, _meta(trace))
+
+
+def draft_parquet(trace: Trace, draft: Path) -> None:
+    """Write the trace as ``write_parquet`` does, to a file that ``replacing`` yielded.
+
+    Raises:
+        OSError: If it cannot be written; ``replacing`` says of which file.
+    """
+    draft_table(draft, trace.requests, _meta(trace))
+
+
+def _meta(trace: Trace) -> dict[str, Any]:
     origin = {"name": trace.name, "source": trace.source, "sha256": trace.sha256}
-    write_table(path, trace.requests, {**meta, **origin, "notes": list(trace.notes)})
+    return {**header("trace", seed=None), **origin, "notes": list(trace.notes)}
 
 
 def write_csv(trace: Trace, path: str | Path) -> None:

@@ -225,6 +225,26 @@ def test_a_full_disk_ends_no_search_whose_simulations_are_only_kept(plan, tmp_pa
     assert last.endswith(" more could not be")
 
 
+def test_a_plan_that_cannot_be_written_leaves_the_one_before_whole(plan, tmp_path, monkeypatch):
+    few = ("--policies", "plain", "--quiet")
+    assert plan(*few, "--max-requests", "8").returncode == 0
+    before, names = Plan.load(tmp_path / "plan.json"), set(tmp_path.iterdir())
+    written = Path.write_text
+
+    def full(path, text, *arguments, **rest):
+        if "plan.json" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(path, text, *arguments, **rest)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = plan(*few, "--max-requests", "5")
+    assert result.returncode == 4, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last == "codesign plan: cannot write plan.json: No space left on device"
+    assert set(tmp_path.iterdir()) == names
+    assert len(Plan.load(tmp_path / "plan.json").requests()) == len(before.requests()) == 8
+
+
 # The command that makes a break after what it keeps first: a search is over in a few seconds.
 HELD = """
 import sys, time
