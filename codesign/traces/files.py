@@ -63,12 +63,15 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 
 
 def draft_parquet(trace: Trace, draft: Path) -> None:
-    """Write the trace as ``write_parquet`` does, to a file that ``replacing`` yielded.
+    """Write the trace of a plan to a file that ``replacing`` yielded: equal traces, equal bytes.
+
+    When, by which command and on which machine is left empty; the plan says so.
 
     Raises:
         OSError: If it cannot be written; ``replacing`` says of which file.
     """
-    draft_table(draft, trace.requests, _meta(trace))
+    unsaid = {"command": "", "created": "", "hardware": {}}
+    draft_table(draft, trace.requests, {**_meta(trace), **unsaid})
 
 
 def _meta(trace: Trace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,27 @@ def test_the_same_seed_gives_the_same_plan_but_for_the_time_of_day(plan, tmp_pat
         values = json.loads((tmp_path / name / "plan.json").read_text())
         plans.append({k: values[k] for k in ("chosen", "alternatives", "ties", "reason")})
     assert plans[0] == plans[1]
+
+
+def test_the_same_requests_are_the_same_file_whenever_and_for_whatever_they_are_planned(
+    plan, tmp_path, monkeypatch
+):
+    assert plan("--policies", "plain").returncode == 0
+    monkeypatch.setattr("codesign.artifacts.hardware", lambda: {"cpu": "of another machine"})
+    monkeypatch.setattr("codesign.artifacts.datetime", Tomorrow)
+    other = ("--policies", "plain,chain-3", "--slo-tpot-ms", "500", "--out", "other.json")
+    assert plan(*other).returncode == 0
+    files = [tmp_path / f"{name}.trace.parquet" for name in ("plan", "other")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    headers = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("plan", "other")]
+    assert headers[0]["created"] < headers[1]["created"]
+    assert headers[1]["hardware"]["cpu"] == "of another machine"
+
+
+class Tomorrow(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + timedelta(days=1)
 
 
 @pytest.mark.slow
