@@ -182,15 +182,19 @@ def _model(title: str, default: str, key: str) -> str:
 
 
 def choose_slo() -> SLO:
-    """Targets; none where a field is empty."""
+    """Targets; none where a field is 0."""
     st.subheader("SLO")
     left, middle, right = st.columns(3)
-    ttft = left.number_input("TTFT, ms", 1, None, 1000, 50, key="ttft", bind=LINK)
-    tpot = middle.number_input("TPOT, ms", 1, None, 50, 5, key="tpot", bind=LINK)
+    ttft = left.number_input(
+        "TTFT, ms", 0, None, 1000, 50, key="ttft", bind=LINK, help="0: no target."
+    )
+    tpot = middle.number_input(
+        "TPOT, ms", 0, None, 50, 5, key="tpot", bind=LINK, help="0: no target."
+    )
     percent = right.number_input("Percentile", 1, 100, 90, key="percentile", bind=LINK)
     return SLO(
-        ttft=None if ttft is None else ttft / 1000.0,
-        tpot=None if tpot is None else tpot / 1000.0,
+        ttft=ttft / 1000.0 or None,
+        tpot=tpot / 1000.0 or None,
         percentile=float(percent),
     )
 

@@ -144,15 +144,17 @@ def show_front(found: Found) -> None:
         alt=f"Plans by {titles[x]} and {titles[y]}, the best trade-offs connected by a line",
     )
     brushed = inside(table, dict(event.selection.get(charts.BRUSH, {})))
+    has_slo = found.plan.slo.is_set
+    hollow = " Hollow: misses the SLO." if has_slo else ""
     st.caption(
         f"{len(brushed)} of {len(table)} plans below; drag a rectangle in the chart to choose. "
-        "Ringed: the plan's choice. Hollow: misses the SLO. Pale: another plan is better in both."
+        f"Ringed: the plan's choice.{hollow} Pale: another plan is better in both."
     )
     st.dataframe(
         brushed,
         hide_index=True,
         column_order=[
-            "place", "plan", "meets", "origin",
+            "place", "plan", *(["meets"] if has_slo else []), "origin",
             *(name for figure in figures for name in (figure, f"{figure}_range")),
             "load", "simulations",
         ],

@@ -181,7 +181,7 @@ def _figures(plan: Plan, *, has_own: bool) -> list[str]:
 
     predicted = plan.chosen.predicted
     has_draft = plan.chosen.candidate.speculation.has_draft
-    rows = [("", "predicted", "SLO", "")]
+    rows = [("", "predicted", "SLO" if plan.slo.is_set else "", "")]
     for name, target in (("ttft", plan.slo.ttft), ("tpot", plan.slo.tpot)):
         if f"{name}_slo" in predicted:
             value = predicted[f"{name}_slo"]

@@ -235,13 +235,10 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str, *, has
         [
             f"{key.upper()} ms",
             *(milliseconds(getattr(metrics, f"{key}_{part}")) for part in _PARTS),
-            target,
+            *([target] if slo.is_set else []),
         ]
         for key, target in targets
     ]
-    attained = metrics.slo_attainment
-    if not slo.is_set:
-        attained = None
     spans = [
         [name.replace("_", " "), milliseconds(seconds)]
         for name, seconds in metrics.spans.items()
@@ -252,13 +249,14 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str, *, has
         ["seconds", _figure(metrics.seconds)],
         ["throughput, tokens/s", _figure(metrics.throughput)],
         ["goodput, requests/s", _figure(metrics.goodput)],
-        ["within every target", "-" if attained is None else f"{attained:.1%}"],
+        *([["within every target", f"{metrics.slo_attainment:.1%}"]] if slo.is_set else []),
         ["acceptance length", _figure(metrics.acceptance_length)],
         ["mean batch", _figure(metrics.mean_batch)],
     ]
+    columns = ["", *_PARTS, *(["SLO"] if slo.is_set else [])]
     return "\n".join(
         [
-            table(["", *_PARTS, "SLO"], times, f"predicted for {candidate.label}; {data}"),
+            table(columns, times, f"predicted for {candidate.label}; {data}"),
             table(["figure", "value"], figures),
             table(["span of a round", "mean ms"], spans),
         ]

@@ -20,7 +20,16 @@ _HEIGHT = 380
 def pareto_chart(
     table: pd.DataFrame, x: str, y: str, *, best: str, figures: Mapping[str, Figure] = TITLES
 ) -> Any:
-    """Rows of ``candidate_table`` by two figures, with ranges, front, brush, the best ringed."""
+    """Rows of ``candidate_table`` by two figures, with ranges, front, brush, the best ringed.
+
+    Args:
+        table: Rows.
+        x: Name of the figure across.
+        y: Of the one upwards.
+        best: Label of the plan to ring.
+        figures: See ``figures_of``; without an attainment there is no SLO to meet.
+    """
+    has_slo = "slo_attainment" in figures
     shown = table.loc[table[[x, y]].notna().all(axis=1)]
     shown = shown.assign(
         front=np.where(on_front(shown, x, y), "on the front", "beaten in both"),
@@ -50,18 +59,15 @@ def pareto_chart(
             shape=alt.Shape("family:N", title=None, legend=families),
             fillOpacity=alt.FillOpacity(
                 "meets:N",
-                title="meets the SLO",
                 scale=alt.Scale(domain=["yes", "no"], range=[0.9, 0.0]),
-                legend=alt.Legend(
-                    orient="top", symbolFillColor=GREY, symbolStrokeColor=GREY, columns=2
-                ),
+                legend=_hollow_legend() if has_slo else None,
             ),
             opacity=alt.condition(alt.datum.front == "on the front", alt.value(1), alt.value(0.5)),
             tooltip=[
                 alt.Tooltip("plan:N"),
                 alt.Tooltip(f"{x}:Q", format=",.3~g", title=figures[x].title),
                 alt.Tooltip(f"{y}:Q", format=",.3~g", title=figures[y].title),
-                alt.Tooltip("meets:N", title="meets the SLO"),
+                *([alt.Tooltip("meets:N", title="meets the SLO")] if has_slo else []),
                 alt.Tooltip("front:N", title="trade-off"),
             ],
         )
@@ -71,6 +77,16 @@ def pareto_chart(
         .encode(x=axis_x, y=axis_y),
     ]
     return alt.layer(*layers).properties(height=_HEIGHT)
+
+
+def _hollow_legend() -> alt.Legend:
+    return alt.Legend(
+        title="meets the SLO",
+        orient="top",
+        symbolFillColor=GREY,
+        symbolStrokeColor=GREY,
+        columns=2,
+    )
 
 
 def _scale(table: pd.DataFrame, name: str) -> alt.Scale:

@@ -57,12 +57,14 @@ AXES = ("tpot_slo", "ttft_slo", "latency_mean", "goodput", "throughput")
 
 
 def figures_of(slo: SLO, *, has_own: bool) -> dict[str, Figure]:
-    """Figures by name, as shown of a plan with these targets.
+    """Figures by name, as shown of a plan with these targets; without any, none about an SLO.
 
     Args:
         slo: Common targets.
         has_own: Requests have TPOT targets of their own.
     """
+    if not slo.is_set:
+        return {name: figure for name, figure in TITLES.items() if name != "slo_attainment"}
     told = slo_figure("tpot", slo, has_own=has_own)
     if told.unit != "%":
         return TITLES

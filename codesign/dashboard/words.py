@@ -64,12 +64,12 @@ def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
     ]
     for name, label, factor, unit, explanation in (*at_percentile, *_TILES):
         interval = prediction.scored.predicted.get(name)
-        if interval is None:
+        if interval is None or (name == "slo_attainment" and not slo.is_set):
             continue
         if unit == "ms" and interval.value >= _LONG:
             factor, unit = 1.0, "s"
         origin = times
-        if name == "slo_attainment" and slo.is_set:
+        if name == "slo_attainment":
             explanation = f"Share of all requests: {in_slo_text(slo)}."
         if name == "acceptance_length":
             origin = tokens_origin(prediction.acceptance_origin)

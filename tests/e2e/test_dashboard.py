@@ -158,6 +158,19 @@ def test_a_plan_is_searched_compared_and_taken_away():
     assert any("vllm serve" in line.value for line in page.code)
 
 
+@pytest.mark.parametrize("slo", [5000, 0])
+def test_without_targets_the_plan_page_shows_nothing_of_an_slo(slo):
+    page = open_page("plan", **SMALL, ttft=str(slo), tpot=str(slo))
+    page.text_input(key="policies").set_value("plain")
+    page.number_input(key="max_requests").set_value(60).run()
+    assert ("--slo-" in page.code[0].value) == bool(slo)
+    page.button[0].click().run(timeout=120)
+    assert not page.error
+    assert ("meets" in page.dataframe[0].proto.column_order) == bool(slo)
+    said = " ".join(line.value for line in page.caption)
+    assert ("misses the SLO" in said) == bool(slo)
+
+
 def test_what_is_wanted_is_asked_for_as_on_the_command_line():
     page = open_page("plan", **SMALL)
     assert "--runnable" not in page.code[0].value

@@ -19,6 +19,7 @@ from codesign.dashboard.exports import ENGINE_TITLES, export_text
 from codesign.dashboard.plan_tables import (
     candidate_table,
     convergence_table,
+    figures_of,
     inside,
     on_front,
     rival,
@@ -145,6 +146,19 @@ def test_the_charts_hold_every_plan_and_a_brush(found):
     assert charts.convergence_chart(seen, "goodput").to_dict()["layer"]
     spans = span_table(found.plan, [found.plan.chosen.label])
     assert charts.two_rounds_chart(spans).to_dict()["mark"]
+
+
+def test_without_targets_nothing_is_shown_of_an_slo(found):
+    table = candidate_table(found.plan)
+    for slo, is_shown in ((ASKED.slo, True), (SLO(), False)):
+        figures = figures_of(slo, has_own=False)
+        assert ("slo_attainment" in figures) == is_shown
+        best = found.plan.chosen.label
+        chart = charts.pareto_chart(table, "tpot_slo", "goodput", best=best, figures=figures)
+        layers = json.dumps(chart.to_dict()["layer"])
+        assert layers.count("meets the SLO") == 2 * is_shown
+        compared = side_by_side(found.plan, best, best, figures)
+        assert ("in SLO, %" in set(compared["figure"])) == is_shown
 
 
 @pytest.mark.parametrize("engine", ENGINE_TITLES)

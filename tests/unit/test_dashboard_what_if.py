@@ -188,6 +188,8 @@ def test_every_tile_has_a_range_around_its_value_and_an_origin():
         low, high = (float(end.replace(",", "")) for end in tile.range.split(" to "))
         assert low <= float(tile.value.replace(",", "")) <= high
         assert tile.origin in ("measured", "fitted", "extrapolated", "roofline", "rough")
+    without = {tile.label for tile in tiles(prediction, SLO())}
+    assert {tile.label for tile in shown} - without == {"In SLO, %"}
     assert "Step times roofline (data sheets, not measured); acceptance " in scope(prediction)
     (remark,) = prediction.remarks
     assert "measured ones of this pair with int4 weights ship" in remark

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.cli import main
 from codesign.cli.plan import _kept_text
 from codesign.cli.plan_economics import pays_text
 from codesign.cli.plan_result import (
@@ -205,6 +206,22 @@ def test_speculation_that_is_held_against_a_plan_that_misses_the_slo_says_so():
     assert text.startswith("chain-3 on 2 (misses the SLO) pays up to 1 running request")
     assert "misses" not in told(ECONOMICS)
     assert pays_text(SimpleNamespace(economics=None, scored=[])) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"), [("plan", ["--policies", "plain"]), ("simulate", ["--policy", "plain"])]
+)
+def test_without_targets_nothing_is_shown_of_an_slo(command, flags, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    trace = ["--trace", "conv-twin", "--rate-scale", "0.1", "--max-requests", "5"]
+    shown = []
+    for slo in ([], ["--slo-tpot-ms", "1000"]):
+        assert main([command, *trace, *flags, *slo, "--quiet"]) == 0
+        shown.append(" ".join(capsys.readouterr().out.split()))
+    without, within = shown
+    assert "SLO" not in without.replace("no SLO set", "").replace("no SLO was set", "")
+    assert "within every target" not in without
+    assert "SLO" in within
 
 
 def test_plans_of_fewer_simulations_than_the_best_have_a_star_and_it_is_explained():
