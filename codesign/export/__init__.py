@@ -23,7 +23,14 @@ from codesign import Progress
 from codesign.artifacts import read_json
 from codesign.errors import InputError
 from codesign.export import sglang, trtllm, vllm
-from codesign.export.models import EngineModel, check_pair, engine_model, position_note
+from codesign.export.models import (
+    EngineModel,
+    MissingNameError,
+    ask_for,
+    check_pair,
+    engine_model,
+    position_note,
+)
 from codesign.export.nearest import Nearest, find_nearest
 from codesign.export.prediction import Forecast, better_candidate, forecast, runs_as_is
 from codesign.export.problem import Problem
@@ -166,8 +173,7 @@ def _problem(
     tensor_parallel: int | None,
 ) -> Problem:
     method = _method(plan, scored, engine)
-    target = engine_model("target", plan.target, given.target)
-    draft = _draft(plan, method, given, target)
+    target, draft = _models(plan, method, given)
     return Problem(
         plan,
         scored,
@@ -230,21 +236,37 @@ def _method(plan: Plan, scored: ScoredCandidate, engine: Engine) -> Method:
     return method
 
 
-def _draft(
-    plan: Plan, method: Method, given: Checkpoints, target: EngineModel
-) -> EngineModel | None:
-    if method in ("plain", "ngram"):
-        return None
+def _models(
+    plan: Plan, method: Method, given: Checkpoints
+) -> tuple[EngineModel, EngineModel | None]:
+    """The target, and the draft or head if there is one.
+
+    Raises:
+        InputError: That asks at once for all that is missing.
+    """
+    missing: list[MissingNameError] = []
+    target, draft = _found("target", plan.target, given.target, missing), None
     if method == "draft":
-        if not plan.draft and given.draft is None:
-            raise InputError("the plan names no draft model: --draft-model NAME")
-        return engine_model("draft", plan.draft, given.draft)
-    if given.head is None:
-        raise InputError(
-            f"the plan's head for {target.name} is no checkpoint: name one that was trained for "
-            "it, as a Hugging Face name or a folder: --head NAME"
-        )
-    return EngineModel(given.head, target.shape)  # cut as its target is
+        draft = _found("draft", plan.draft, given.draft, missing)
+    elif method in ("eagle", "eagle3") and given.head is None:
+        name = given.target or plan.target
+        missing.append(MissingNameError(f"a head that was trained for {name}", "--head"))
+    if missing or target is None:
+        raise InputError(ask_for(missing))
+    if given.head is not None and method in ("eagle", "eagle3"):
+        draft = EngineModel(given.head, target.shape)  # cut as its target is
+    return target, draft
+
+
+def _found(
+    role: str, planned: str, given: str | None, missing: list[MissingNameError]
+) -> EngineModel | None:
+    """A model of the plan; None if its name is missing, which ``missing`` then says."""
+    try:
+        return engine_model(role, planned, given)
+    except MissingNameError as err:
+        missing.append(err)
+        return None
 
 
 def _is_cpu(plan: Plan, fit: Fit) -> bool:

@@ -6,6 +6,7 @@ no torch and asks no network.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +78,28 @@ class EngineModel:
         return shape.heads % gpus == 0 and shares_kv and shape.intermediate % gpus == 0
 
 
+class MissingNameError(InputError):
+    """A checkpoint that the plan does not name, or that no other engine loads.
+
+    Args:
+        what: Of what one is wanted.
+        flag: What names it.
+    """
+
+    def __init__(self, what: str, flag: str) -> None:
+        self.what, self.flag = what, flag
+        super().__init__(ask_for([self]))
+
+
+def ask_for(missing: Sequence[MissingNameError]) -> str:
+    """One line that asks for all that is missing."""
+    wanted = "; and of ".join(each.what for each in missing)
+    how = "as a Hugging Face name or a folder" if len(missing) == 1 else (
+        "as Hugging Face names or folders")  # fmt: skip
+    flags = " ".join(f"{each.flag} NAME" for each in missing)
+    return f"name a checkpoint of {wanted}; {how}: {flags}"
+
+
 def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
     """The target or the draft.
 
@@ -86,14 +109,16 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
         given: What the flag says.
 
     Raises:
-        InputError: If no other engine can load it, or nobody knows where it is.
+        MissingNameError: If no other engine can load what is planned, or nobody knows where it is.
+        InputError: If none can load what is given.
     """
     flag = f"--{role}-model"
     name, _, weights = planned.partition(":") if not Path(planned).is_dir() else (planned, "", "")
     is_quantised = weights not in ("", "bf16")
     if given is not None:
         if (Path(given) / "config.json").is_file():
-            _check_loadable(Path(given), role, given)
+            if own := _own_form(Path(given)):
+                raise InputError(f"no other engine loads {given}, which {own}: {flag} NAME")
             if is_quantised and not _holds_quantised(Path(given)):
                 raise InputError(
                     f"the plan serves {name} with {weights} weights, those of {given} are not "
@@ -103,22 +128,19 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
         ours = next((name for name, hub in HUB_NAMES.items() if hub == given), None)
         shape, note = find_shape(ours or planned), _weights_note(name, given)
         return EngineModel(given, shape, note, is_assumed=ours is None)
+    if not name:
+        raise MissingNameError(f"a {role}, which the plan does not name", flag)
     if is_quantised:
-        raise InputError(
-            f"the plan serves {name} with {weights} weights: name a checkpoint quantised so, as a "
-            f"Hugging Face name or a folder: {flag} NAME"
-        )
+        raise MissingNameError(f"{name} with {weights} weights, as the plan serves it", flag)
     if name in HUB_NAMES:
         note = f"the plan's {name} is taken as {HUB_NAMES[name]}; another checkpoint: {flag} NAME"
         return EngineModel(HUB_NAMES[name], find_shape(name), note)
     try:
         folder = resolve_model(name)
     except InputError:
-        raise InputError(
-            f"the location of the {role} {name!r} is unknown: give a Hugging Face name or a folder "
-            f"with {flag} NAME"
-        ) from None
-    _check_loadable(folder, role, name)
+        raise MissingNameError(f"the {role} {name!r}, whose place is unknown", flag) from None
+    if own := _own_form(folder):
+        raise MissingNameError(f"a {role} that other engines load ({name} {own})", flag)
     return EngineModel(str(folder), model_shape(folder))
 
 
@@ -188,13 +210,10 @@ def _holds_quantised(folder: Path) -> bool:
     return "quantization_config" in config or (folder / "hf_quant_config.json").is_file()
 
 
-def _check_loadable(folder: Path, role: str, name: str) -> None:
-    """Refuse checkpoints in a form of this package's own."""
+def _own_form(folder: Path) -> str:
+    """What makes a checkpoint one of this package's own, which no other engine loads; else ""."""
     config = read_config(folder / "config.json")
     own = next((key for key in config if key.startswith("codesign_")), None)
-    if own is not None:
-        why = _OWN_FORMS.get(own, "has a form of this package's own")
-        raise InputError(
-            f"{name} {why} ({own} in its config.json), so no other engine loads it. Name a "
-            f"checkpoint of its own: --{role}-model NAME"
-        )
+    if own is None:
+        return ""
+    return f"{_OWN_FORMS.get(own, 'has a form of its own')}: {own} in its config.json"

@@ -583,6 +583,47 @@ def test_models_that_an_engine_cannot_load_together_are_refused(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("policy", "target", "draft", "given", "words"),
+    [
+        (
+            "chain-3", "llama-3-70b:int4", "llama-3.2-1b:int4", None,
+            "name a checkpoint of llama-3-70b with int4 weights, as the plan serves it; and of "
+            "llama-3.2-1b with int4 weights, as the plan serves it; as Hugging Face names or "
+            "folders: --target-model NAME --draft-model NAME",
+        ),
+        (
+            "chain-3", "llama-3-70b:int4", "llama-3.2-1b:int4", "some/llama-awq",
+            "name a checkpoint of llama-3.2-1b with int4 weights, as the plan serves it; as a "
+            "Hugging Face name or a folder: --draft-model NAME",
+        ),
+        (
+            "chain-3", "my-model", "smollm2-135m-draft", None,
+            "name a checkpoint of the target 'my-model', whose place is unknown; and of a draft "
+            "that other engines load (smollm2-135m-draft borrows its target's embedding: "
+            "codesign_draft in its config.json); as Hugging Face names or folders: "
+            "--target-model NAME --draft-model NAME",
+        ),
+        (
+            "eagle-8x4x3@1", "llama-3-70b:int4", "", None,
+            "name a checkpoint of llama-3-70b with int4 weights, as the plan serves it; and of a "
+            "head that was trained for llama-3-70b:int4; as Hugging Face names or folders: "
+            "--target-model NAME --head NAME",
+        ),
+        ("plain", "llama-3-70b:int4", "my-model", None, "--target-model NAME"),
+    ],
+)  # fmt: skip
+def test_all_names_that_are_missing_are_asked_for_at_once(
+    make, fit, policy, target, draft, given, words, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    plan = make(scored(policy), target=target, draft=draft)
+    with pytest.raises(InputError) as caught:
+        export_plan(plan, fit, ENGINES["vllm"], checkpoints=Checkpoints(given))
+    assert str(caught.value).endswith(words)
+    assert str(caught.value).count(" NAME") == words.count(" NAME")
+
+
 def checkpoint(folder, **entries):
     """A folder with the configuration of Llama-3.1-70B."""
     folder.mkdir()
