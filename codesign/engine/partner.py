@@ -6,6 +6,7 @@ know where they come from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -137,3 +138,58 @@ class LocalDraft:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+class LosablePartner:
+    """A partner that may be lost: from then on none drafts, and decoding goes on without.
+
+    Args:
+        partner: Whoever drafts at first.
+        lost: Told of it, once.
+    """
+
+    def __init__(self, partner: Partner, lost: Callable[[DraftLostError], None]) -> None:
+        self._partner = partner
+        self._lost = lost
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it drafts while the target works."""
+        return self._partner.is_async
+
+    def send(self, verdict: Verdict) -> None:
+        """Hand over a verdict."""
+        try:
+            self._partner.send(verdict)
+        except DraftLostError as err:
+            self._go_on_without(err)
+            self._partner.send(verdict)
+
+    def receive(self) -> Answer:
+        """The answer to the last verdict."""
+        try:
+            return self._partner.receive()
+        except DraftLostError as err:
+            self._go_on_without(err)
+            return self._partner.receive()
+
+    def _go_on_without(self, err: DraftLostError) -> None:
+        self._lost(err)
+        self._partner.close()
+        self._partner = NoDraft()
+
+    def run_prompts(self) -> None:
+        """See ``Partner.run_prompts``."""
+        self._partner.run_prompts()
+
+    def catch_up(self) -> None:
+        """See ``Partner.catch_up``."""
+        self._partner.catch_up()
+
+    def rests_on(self) -> bool:
+        """See ``Partner.rests_on``."""
+        return self._partner.rests_on()
+
+    def close(self) -> None:
+        """See ``Partner.close``."""
+        self._partner.close()

@@ -13,7 +13,7 @@ from codesign import Progress
 from codesign.engine.draft_news import DraftNews
 from codesign.engine.feed import Feed
 from codesign.engine.garbage import collect, collect_idle, collected_beside
-from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
+from codesign.engine.partner import Answer, DraftLostError, LosablePartner, Partner, TargetLostError
 from codesign.engine.pieces import PromptPiece
 from codesign.engine.schedule import Schedule
 from codesign.engine.serving_log import Round, ServingLog
@@ -56,7 +56,7 @@ class Server:
         emitted: Callable[[RequestVerdict], None] | None = None,
     ) -> None:
         self._worker = worker
-        self._partner = partner
+        self._partner = LosablePartner(partner, self._note_loss)
         self._schedule = schedule
         self._progress = progress
         self._ended = ended
@@ -143,7 +143,7 @@ class Server:
             self._send(joining)
             first = []
         ready, this.begun = perf_counter(), self._log.now
-        answer = self._receive()
+        answer = self._partner.receive()
         if not self._worker.side.request_ids:  # all requests ended with their first token
             self._pending = first
             return
@@ -157,7 +157,7 @@ class Server:
         joining, self._complete = self._complete, []
         self._send(joining, pieces)
         ready, this.begun = perf_counter(), self._log.now
-        answer = self._receive()
+        answer = self._partner.receive()
         rows: Sequence[VerifyRows] = ()
         verdicts: list[RequestVerdict] = []
         if self._worker.side.request_ids:
@@ -205,11 +205,7 @@ class Server:
             beside=self._schedule.rows_of(quiet) if quiet else (0, 0),
             sharing=self._sharing(pieces),
         )
-        try:
-            self._partner.send(verdict)
-        except DraftLostError as lost:
-            self._go_on_without_draft(lost)
-            self._partner.send(verdict)
+        self._partner.send(verdict)
 
     def _sharing(self, pieces: Sequence[PromptPiece]) -> tuple[int, int]:
         """Prompt rows that share the round, and how many requests wait for a first token.
@@ -225,20 +221,11 @@ class Server:
         num_admitted = batcher.num_running - len(self._worker.side.request_ids)
         return sum(piece.count for piece in pieces), num_waiting + num_admitted
 
-    def _receive(self) -> Answer:
-        try:
-            return self._partner.receive()
-        except DraftLostError as lost:
-            self._go_on_without_draft(lost)
-            return self._partner.receive()
-
-    def _go_on_without_draft(self, lost: DraftLostError) -> None:
+    def _note_loss(self, lost: DraftLostError) -> None:
         self._log.notes.append(
             f"draft lost in round {self._log.num_rounds} at {self._log.now:.1f} s ({lost}); "
             "decoding went on without speculation"
         )
-        self._partner.close()
-        self._partner = NoDraft()
 
     def _admit(self) -> list[int]:
         """Let requests join and leave the batch; those that have joined and may stay."""

@@ -22,7 +22,7 @@ from codesign.engine import DraftSource, remote_draft
 from codesign.engine.gpu.launch import TorchrunRanks
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.kv_cache import KVCache
-from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
+from codesign.engine.partner import DraftLostError, LosablePartner, NoDraft, TargetLostError
 from codesign.engine.remote_draft import DraftSetup, RemoteDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
@@ -259,3 +259,28 @@ def test_a_signal_of_torchrun_after_a_rank_was_lost_leaves_what_is_done_to_be_wr
     finally:
         signal.signal(signal.SIGTERM, before)
     assert records.notes == ["target ranks cannot be reached: 2 of 2 requests unfinished"]
+
+
+@pytest.mark.parametrize("when", ["send", "receive"])
+def test_a_partner_that_is_lost_is_told_of_once_closed_and_none_drafts_from_then_on(when):
+    told, closed = [], []
+
+    class Lost(NoDraft):
+        is_async = True
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def lose(*_):
+        raise DraftLostError("on purpose")
+
+    lost = Lost()
+    setattr(lost, when, lose)
+    partner = LosablePartner(lost, told.append)
+    assert partner.is_async
+    for number in range(2):
+        partner.send(Verdict(number, (), ()))
+        assert partner.receive().candidates is None
+    assert not partner.is_async
+    assert list(map(str, told)) == ["on purpose"]
+    assert closed == [lost]
