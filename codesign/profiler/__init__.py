@@ -10,9 +10,9 @@
     host_pace, steadiness  whether host and machine kept their pace
     store       the folder of the profile, and its finished parts
 
-On rank groups: rank_parts (what is measured), rank_bench, rank_steps, rank_draft, rank_rounds,
-kept_trees (what re-roots kept), rank_joins and rank_acceptance. Imports torch, as only the engine
-does.
+On rank groups: rank_parts (what is measured), rank_bench (steps) and rank_serving (what is served
+on the same ranks), rank_steps, rank_draft, rank_rounds, kept_trees (what re-roots kept), rank_joins
+and rank_acceptance. Imports torch, as only the engine does.
 """
 
 import os

@@ -51,7 +51,7 @@ BRIEF = """
 import sys
 from codesign.cli import main
 from codesign.profiler import (
-    deciding, host_pace, rank_bench, rank_parts, rank_rounds, recorder, session
+    deciding, host_pace, rank_parts, rank_rounds, rank_serving, recorder, session
 )
 from codesign.profiler.steps import Effort
 
@@ -63,7 +63,7 @@ for module, name in (
     (rank_parts, "TOLERANCE"), (rank_parts, "CHECK"), (rank_rounds, "_TRIES"),
     (rank_rounds, "_BATCHES"), (rank_rounds, "_PLAIN"), (rank_rounds, "_CONTEXT"),
     (rank_rounds, "_SHORT"), (rank_rounds, "_DEEP_TOKENS"), (rank_rounds, "_CHAIN_TOKENS"),
-    (recorder, "QUICK_TOKENS"), (deciding, "_ROUNDS"), (rank_bench, "_PACE_ROUNDS"),
+    (recorder, "QUICK_TOKENS"), (deciding, "_ROUNDS"), (rank_serving, "_PACE_ROUNDS"),
 ):
     assert hasattr(module, name), name
 session.Effort, rank_parts._QUICK, rank_parts.CHECK = fewest, fewest(6.0, 1, 7), fewest(0.4, 1, 3)
@@ -71,7 +71,7 @@ host_pace._UNSETTLED, host_pace._MORE_SERIES = 2.0, 0
 rank_parts.TOLERANCE, rank_rounds._TRIES = 100.0, 1
 rank_rounds._BATCHES, rank_rounds._PLAIN, rank_rounds._CONTEXT = (2, 2, 1), (2, 1), 40
 rank_rounds._SHORT, rank_rounds._DEEP_TOKENS, rank_rounds._CHAIN_TOKENS = (12, 2), 24, 24
-deciding._ROUNDS, rank_bench._PACE_ROUNDS = 4, 8
+deciding._ROUNDS, rank_serving._PACE_ROUNDS = 4, 8
 recorder.QUICK_TOKENS = {1: int(sys.argv.pop(1))}
 sys.exit(main())
 """
