@@ -142,7 +142,7 @@ def make_plan(args: argparse.Namespace) -> None:
     from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import long_trace_note, prepare_trace
 
-    out = out_file(args.out, "plan.json", reads=(args.trace, args.fit or "fit.json"))
+    out = _out(args)
     fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args, most=most_requests(fit))
     check_targets(args, trace)
@@ -182,6 +182,21 @@ def make_plan(args: argparse.Namespace) -> None:
     }
     then = next_command(plan, out, fit)
     emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, then))
+
+
+def _out(args: argparse.Namespace) -> Path:
+    """Where the plan goes; the trace beside it must not be the one that is read."""
+    from pathlib import Path
+
+    from codesign.planner.plan_file import trace_beside
+
+    out = out_file(args.out, "plan.json", reads=(args.trace, args.fit or "fit.json"))
+    written, read = trace_beside(out), Path(args.trace)
+    if written.is_file() and read.is_file() and written.samefile(read):
+        raise UsageError(
+            f"--out {out} would overwrite {written}, which is read. Name another: --out FILE"
+        )
+    return out
 
 
 def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:

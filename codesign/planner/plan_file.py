@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from codesign.traces import Trace
 
 
+def trace_beside(plan: Path) -> Path:
+    """The prepared trace that goes with a plan."""
+    return beside(plan, "trace.parquet")
+
+
 def save_plan(
     path: Path, question: Question, answer: Answer, *, trace: Trace, fit_file: Path
 ) -> Plan:
@@ -31,7 +36,7 @@ def save_plan(
     Raises:
         InputError: If a file cannot be written or read.
     """
-    trace_file = beside(path, "trace.parquet")
+    trace_file = trace_beside(path)
     fit_ref = FileRef.of(fit_file)
     with replacing(trace_file) as draft:  # an earlier plan of this name needs its own
         draft_parquet(trace, draft)

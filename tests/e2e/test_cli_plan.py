@@ -189,6 +189,19 @@ def test_what_cannot_be_planned_is_refused_in_one_line(plan, tmp_path, flags, co
     assert "Traceback" not in result.stderr
 
 
+def test_a_plan_is_not_written_over_the_trace_that_it_is_made_of(plan, cli, fit_file, tmp_path):
+    assert plan("--policies", "plain").returncode == 0
+    before = (tmp_path / "plan.trace.parquet").read_bytes()
+    words = ("plan", "--trace", "plan.trace.parquet", "--fit", fit_file, "--max-requests", "5")
+    again = cli(*words, "--policies", "plain", CODESIGN_HOME=str(tmp_path / "home"))
+    assert again.returncode == 2
+    words_of_it = "--out plan.json would overwrite plan.trace.parquet, which is read. Name another"
+    assert words_of_it in again.stderr.splitlines()[-1]
+    assert (tmp_path / "plan.trace.parquet").read_bytes() == before
+    other = cli(*words, "--policies", "plain", "--out", "other.json")
+    assert other.returncode == 0, other.stderr
+
+
 def test_a_search_that_finds_nothing_to_resume_says_so(plan):
     again = plan("--policies", "plain,chain-3", "--resume")
     assert again.returncode == 0, again.stderr
