@@ -81,7 +81,10 @@ def verdict(simulated: Sequence[int | None], measured: Sequence[int | None]) -> 
 
 
 def over_loads_row(asked: str, kinds: Kinds) -> Cells:
-    """SpecServe against the best length that stays the same at all loads of a trace."""
+    """SpecServe against lengths that stay the same, over the loads at which a trace ran with both.
+
+    Those of a length are two at least.
+    """
     rooflines, measured_steps, measured = map(_over_loads, kinds)
     return row_of(asked, (rooflines, measured_steps, measured), _ratio_of_groups, 1.0)
 
@@ -94,12 +97,11 @@ def _over_loads(cases: Cases) -> Cases:
             groups.setdefault(group, []).append(found)
     return {
         group: {
-            policy: {"slower": float(np.mean([_slower(found, policy) for found in each]))}
+            policy: {"slower": float(np.mean(ratios))}
             for policy in FIXED
-            if all(policy in found for found in each)
+            if len(ratios := [_slower(found, policy) for found in each if policy in found]) > 1
         }
         for group, each in groups.items()
-        if len(each) > 1
     }
 
 

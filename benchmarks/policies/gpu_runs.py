@@ -47,9 +47,8 @@ that ships, of another machine ("shipped"): then the simulation is a prediction.
 
 Cells are mean latency of plain decoding divided by the policy's, and in brackets the same simulated
 for the same requests. Where all policies of a row ran twice, one after the other and then again,
-each counts with its faster run. "Apart" is how much longer the slower run of a policy took, the
-most of those that ran twice (before 28 November plain decoding and asynchronous policies): so well
-a row is known. "In SLO" is the share of requests within the targets: batch tree / best of
+each counts with its faster run. "Apart" is how much longer a policy's slower run took, at most
+(before 28 November of plain decoding and asynchronous policies): so well is a row known. "In SLO" is the share of requests within the targets: batch tree / best of
 the others. Outputs are those of plain decoding on the same GPUs, token for token. A line
 below each table explains differences: time of prompts and of the target's steps
 relative to the fit; what drafting takes per round beyond the draft's steps (deciding included;
@@ -178,8 +177,9 @@ def _burst(row: Row) -> str:
 "code" at {read_segment(row.segment)[1]:g} on one H200 with the 70B, 24 November: the stretch with
 the burst, {row.found["plain"]["num_requests"]} requests, SLO attainment by scale of both targets.
 Policies were told those of scale 1. The fit is of another machine and another day. The batch tree
-attains as much as any other policy or more at every scale; in the newer row above, with four
-policies and 130 requests, SpecServe has 1.5 points more at 0.8.
+attains as much as any other policy or more at every scale. With four policies on 28 November
+others have up to three requests more: SpecServe two of 130 at scale 1 and three of 105 at 1.4, a
+chain of one of 105 one at 0.8 and 1.4.
 
 {markdown(head, table)}"""
 

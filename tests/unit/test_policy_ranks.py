@@ -223,13 +223,14 @@ def test_over_the_loads_of_a_trace_one_length_has_to_be_the_best_at_all() -> Non
         "8B + 1B, 1 GPU, conv at 0.7": case(1.10, 1.4),
         "8B + 1B, 1 GPU, code at 0.2": case(0.9),  # at one load only
         "own rate": case(0.5),
-        "h100x1 conv at 0.25": case(0.99, 0.5),
-        "h100x1 conv at 0.5": case(0.99),  # without the other length
+        "h100x1 conv at 0.25": case(0.99, 0.5),  # the other length at one load only
+        "h100x1 conv at 0.5": case(0.99),
+        "h100x1 conv at 1": case(0.99),
     }
     *_, found, met = goal_rows.over_loads_row("asked", ({}, {}, cases))
     assert found == "0.990: h100x1 conv (missed in 1 of 2)"
     assert met == "simulated: -, measured: no"
-    del cases["h100x1 conv at 0.25"]
+    del cases["h100x1 conv at 0.25"], cases["h100x1 conv at 0.5"]
     assert "1.040: 8B + 1B, 1 GPU, conv" in goal_rows.over_loads_row("asked", ({}, {}, cases))
 
 
