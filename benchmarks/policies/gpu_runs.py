@@ -48,16 +48,16 @@ that ships, of another machine ("shipped"): then the simulation is a prediction.
 Cells are mean latency of plain decoding divided by the policy's, and in brackets the same simulated
 for the same requests. Where all policies of a row ran twice, one after the other and then again,
 each counts with its faster run. "Apart" is how much longer a policy's slower run took, at most
-(before 28 November of plain decoding and asynchronous policies): so well is a row known. "In SLO" is the share of requests within the targets: batch tree / best of
-the others. Outputs are those of plain decoding on the same GPUs, token for token. A line
-below each table explains differences: time of prompts and of the target's steps
-relative to the fit; what drafting takes per round beyond the draft's steps (deciding included;
-median of the rows below load 1); and the rank correlation of measured and simulated latencies,
-where fixed lengths ran, too.
+(before 28 November of plain decoding and asynchronous policies): so well is a row known. "In SLO"
+is the share of requests within the targets: batch tree / best of the others. Outputs are those of
+plain decoding on the same GPUs, token for token. A line below each table explains differences: time
+of prompts and of the target's steps relative to the fit; what drafting takes per round beyond the
+draft's steps (deciding included; median of the rows below load 1); and the rank correlation of
+measured and simulated latencies, where fixed lengths ran, too.
 
-The newest row of each machine, pair, trace and load is shown. Older runs, of older policies and
-kernels, are in `benchmarks/results/policies.json`. The worst of them relative to plain decoding:
-the batch tree 0.906 and SpecServe 0.898, with an 8B on one H200, on 24 November, 02:30 UTC."""
+The newest row of each machine, pair, trace and load is shown; older ones are in
+`benchmarks/results/policies.json`. The worst of all relative to plain decoding: the batch tree
+0.906 and SpecServe 0.898, with an 8B on one H200, on 24 November, 02:30 UTC."""
 
 
 def _place(place: str, rows: Sequence[Row]) -> str:

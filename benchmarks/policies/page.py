@@ -43,8 +43,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   1.04 to 2.04 on two and 1.11 to 1.80 on two H100s; with an 8B 0.99 to 1.14 on one H200, 0.99 to
   1.00 on two and 0.98 to 1.00 on two H100s. With a 70B it was up to 11 % faster than SpecServe;
   since that predicts what is verified, it is 1 % behind to 8 % ahead in eight rows. With an 8B
-  at a fifth of the load it is 4 and 5 % faster on "conv" and "mooncake" on one H200 (3 to 8 on an H100),
-  else within 2 % on H200s, about what its runs are known to.
+  at a fifth of the load it is 4 and 5 % faster on "conv" and "mooncake" on one H200 (3 to 8 on an
+  H100), else within 2 % on H200s, about what its runs are known to.
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"); by steps of our own
   engine, [extrapolated to eight
@@ -104,14 +104,14 @@ _MEASURED = """\
 The same policies on engines: GPUs, and the small pair on a CPU. What they were to reach, and what
 is simulated of more machines and loads: [policy-comparison.md](policy-comparison.md).
 
-Rows of 27 and 28 November are of an engine that decodes plainly ahead of its host (2 to 13 % less time:
-[table](engine-performance.md#decoding-ahead)) and of requests that [take
+Rows of 27 and 28 November are of an engine that decodes plainly ahead of its host (2 to 13 % less
+time: [table](engine-performance.md#decoding-ahead)) and of requests that [take
 turns](policies.md#turns). Those of 10:08 UTC and later ("mixed") are of attention that shares out
 mixed contexts, and of SpecServe whose drafter predicts [what is
 verified](policies.md#policies-from-papers), too. Until the evening of 26 November the draft
 read a prompt once that was expected to save 1.5 times what it takes, until 13:00 of the 27th twice
-that, and since then [less where few pay](policies.md#when-the-draft-reads-a-prompt). On 24 November policies
-expected answers of 96 tokens until some had finished.
+that, and since then [less where few pay](policies.md#when-the-draft-reads-a-prompt). On 24 November
+policies expected answers of 96 tokens until some had finished.
 
 Written by `python -m benchmarks.compare_policies report`, too."""
 
