@@ -131,24 +131,34 @@ def make_tapes(
         num_overlapped,
         warm_up=0 if is_chain else 2 if hears_early else 1,
         is_chain=is_chain,
-        last_forwards=_last_forwards(policy, table, num_drafting, num_overlapped),
+        last_forwards=last_forwards(
+            policy.fanout,
+            num_drafting,
+            num_overlapped,
+            width=int(table[:, FORWARDS + 3].max()) if num_drafting > 1 else 1,
+        ),
     )
 
 
-def _last_forwards(
-    policy: Speculation, table: Rounds, num_drafting: int, num_overlapped: int
+def last_forwards(
+    fanout: int, num_drafting: int, num_overlapped: int, *, width: int
 ) -> tuple[int, ...]:
     """See ``Tapes``: no node lies deeper than the tokens that are left, but for the first one.
 
     With two left the root alone is run on, with three its children, too, as many at once as in
     other rounds. A tree that is kept from round to round has most of its nodes already.
+
+    Args:
+        fanout: Children of a row.
+        num_drafting: Most forwards before the candidates.
+        num_overlapped: Most forwards beside the verification.
+        width: Most rows of the second forward.
     """
     if num_overlapped:
         return (0,)
-    if policy.fanout == 1:
+    if fanout == 1:
         return tuple(range(num_drafting))
-    width = int(table[:, FORWARDS + 3].max()) if num_drafting > 1 else 1
-    return tuple([n for n in (0, 1, 1 + -(-policy.fanout // width)) if n < num_drafting])
+    return tuple([n for n in (0, 1, 1 + -(-fanout // width)) if n < num_drafting])
 
 
 def _play_stretch(batch: PlayedBatch, stretch: int, category: str) -> list[Round]:
