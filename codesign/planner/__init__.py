@@ -6,7 +6,7 @@ luck and small differences count. Prints nothing.
     question       what is asked, and what is answered (plan_file); defaults where nobody says
     prepared_trace the requests as they are simulated and run; workload: in a few numbers
     search_space   all candidates
-    screen         a rough score of each: behaviour, round_times, queueing
+    screen         a rough score of each: behaviour (of a sample of rounds), round_times, queueing
     simulations    of the promising ones: halving, executor, search_cache; tally: how far they are
     predict        figures of several seeds, with intervals (uncertainty, student_t); saturation:
                    whether the load is borne; slo_figures: what depends on the targets

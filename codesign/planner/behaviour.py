@@ -6,23 +6,24 @@ object of codesign.policy, run over a sample of recorded rounds without a clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.answer_parts import part_names, part_of_all, tokens_of_parts
+from codesign.answer_parts import part_names, tokens_of_parts
+from codesign.planner.sample import NUM_TOKENS, WARM_UP, Sample, recorded_ranks, rounds_of
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import SpeculationSpec, build_speculation
-from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
+from codesign.sim.acceptance import weighed_profile
 from codesign.sim.played import PlayedBatch
 from codesign.sim.requests import categories_of
-from codesign.sim.stretches import Stretches
-from codesign.sim.tapes import play_alone
+from codesign.sim.tapes import last_forwards, play_alone
 from codesign.sim.work import Entering, Work
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
     from codesign.fit import Fit
 
-NUM_ROUNDS = 150  # observed of each policy
-_ROUNDS_EACH = 25  # of one request: recordings are short, and kinds of prompt differ
-_FEWEST_ROUNDS = 10  # where there are many kinds, as parts of answers are
-_WARM_UP = 2  # rounds in which a draft still reads the prompt, or has not drafted beside yet
 _MAX_TOKENS = 1024  # more than any request emits here
 
 
@@ -52,6 +49,10 @@ class Behaviour:
         fanout: Children that each row of the draft gets.
         kept_trees: Share of rounds of which the re-root keeps more than the root.
         kept_nodes: Nodes that it keeps in a round, the root left out.
+        ends: (F,) tokens left of an answer up to which such a forward is left out.
+        unused: Tokens that the last round of an answer would emit beyond its end.
+        by_request: Rounds per token, on average over requests, over those of all tokens together:
+            answers begin with fewer tokens a round, and short ones are only beginnings.
     """
 
     emitted: float
@@ -63,6 +64,9 @@ class Behaviour:
     fanout: int = 1
     kept_trees: float = 0.0
     kept_nodes: float = 0.0
+    ends: tuple[int, ...] = ()
+    unused: float = 0.0
+    by_request: float = 1.0
 
 
 def token_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str, float]:
@@ -72,19 +76,34 @@ def token_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str
         requests: Prepared trace.
         profile: ``Fit.answers``, whose parts of answers have shares of their own.
     """
-    tokens = np.asarray(requests["output_tokens"], np.int64)
+    return _shares(requests, profile, np.ones(len(requests)))
+
+
+def request_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str, float]:
+    """The same where each request counts alike, however many tokens it has."""
+    return _shares(requests, profile, 1.0 / np.maximum(requests["output_tokens"], 1))
+
+
+def _shares(
+    requests: pd.DataFrame, profile: AcceptanceProfile, weights: ArrayLike
+) -> dict[str, float]:
+    """Of each category, where a token of a request counts as much as its (R,) weight."""
+    tokens, weight = np.asarray(requests["output_tokens"], np.int64), np.asarray(weights)
     kinds = categories_of(requests)
     known = np.array([kind if kind in profile.recordings else "" for kind in kinds], dtype=str)
     sums: dict[str, float] = {}
     for kind in np.unique(known).tolist():
-        names = part_names(kind, profile)
-        of_parts = tokens_of_parts(tokens[known == kind], len(names)).sum(axis=0)
+        names, here = part_names(kind, profile), known == kind
+        of_parts = weight[here] @ tokens_of_parts(tokens[here], len(names))
         sums |= {name: float(count) for name, count in zip(names, of_parts, strict=True) if count}
     return {name: count / sum(sums.values()) for name, count in sums.items()}
 
 
 def observe_all(
-    specs: Sequence[SpeculationSpec], fit: Fit, shares: Mapping[str, float]
+    specs: Sequence[SpeculationSpec],
+    fit: Fit,
+    shares: Mapping[str, float],
+    each: Mapping[str, float] | None = None,
 ) -> dict[SpeculationSpec, Behaviour]:
     """The behaviour of each policy that decides for each request alone.
 
@@ -92,20 +111,29 @@ def observe_all(
         specs: Policies.
         fit: Its recordings and its calibration.
         shares: See ``token_shares``.
+        each: See ``request_shares``; None where they do not matter.
     """
-    weighed = weighed_profile(fit.answers, fit.calibration)
-    stretches = Stretches(weighed, sorted(shares))
+    sample: Sample | None = None
     found: dict[SpeculationSpec, Behaviour] = {}
     for spec in specs:
         if spec.kind in ("plain", "chain"):
-            found[spec] = chain_behaviour(spec.max_depth, fit.answers, shares)
+            found[spec] = chain_behaviour(spec.max_depth, fit.answers, shares, each)
         else:
-            found[spec] = observe(spec, weighed, stretches, shares)
+            sample = sample or _sample(fit, shares, each or shares)
+            found[spec] = observe(spec, sample, shares, each)
     return found
 
 
+def _sample(fit: Fit, shares: Mapping[str, float], each: Mapping[str, float]) -> Sample:
+    weights = {kind: (share + each[kind]) / 2 for kind, share in shares.items()}
+    return Sample(weighed_profile(fit.answers, fit.calibration), weights)
+
+
 def chain_behaviour(
-    length: int, profile: AcceptanceProfile, shares: Mapping[str, float]
+    length: int,
+    profile: AcceptanceProfile,
+    shares: Mapping[str, float],
+    each: Mapping[str, float] | None = None,
 ) -> Behaviour:
     """Chains of a fixed length, 0 for plain decoding: replayed on every recorded token.
 
@@ -113,83 +141,99 @@ def chain_behaviour(
         length: Draft tokens of a round.
         profile: What was recorded.
         shares: See ``token_shares``.
+        each: See ``request_shares``; None where they do not matter.
     """
-    rounds = sum(
-        share / _tokens_per_round(agreement_runs(profile, kind), length)
-        for kind, share in shares.items()
-    )
+    rounds = [np.array(rounds_of(recorded_ranks(profile, kind), length)) for kind in shares]
     ones = (1.0,) * length
-    return Behaviour(emitted=1.0 / rounds, rows=length + 1.0, awaited=ones, awaited_rows=ones)
+    kinds = [
+        Behaviour(
+            emitted=float(of_kind.mean()),
+            rows=length + 1.0,
+            awaited=ones,
+            awaited_rows=ones,
+            unused=unused_tokens(of_kind),
+        )
+        for of_kind in rounds
+    ]
+    ends = _ends(last_forwards(1, length, 0, width=1), length)
+    return replace(_of_all(kinds, shares, each), ends=ends)
 
 
-def agreement_runs(
-    profile: AcceptanceProfile, kind: str, fanout: int = 1
-) -> list[NDArray[np.int64]]:
-    """Per recording and position, how many tokens in a row from there a perfect draft could have.
+def _ends(last: Sequence[int], num_forwards: int) -> tuple[int, ...]:
+    """See ``Behaviour``, from the most forwards where one, two, ... tokens are left."""
+    return tuple(sum(most <= forward for most in last) for forward in range(num_forwards))
+
+
+def unused_tokens(emitted: ArrayLike) -> float:
+    """Tokens behind the end of an answer that its last round would emit, on average.
+
+    An answer ends in a long round rather than in a short one, and anywhere in it.
 
     Args:
-        profile: What was recorded.
-        kind: Category, "" for all, or a part of answers.
-        fanout: Ranks of the draft's choices that may carry the target's token.
+        emitted: (N,) tokens of rounds.
+
+    Source:
+        The mean excess of a renewal process, for whole numbers.
     """
-    groups = [
-        group for name, group in profile.recordings.items() if kind in (name, part_of_all(name))
-    ]
-    return [_runs((r.ranks >= 0) & (r.ranks < fanout)) for group in groups for r in group]
-
-
-def _runs(agreed: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(N,) length of the run of True that starts at each position, 0 where there is False."""
-    positions = np.arange(len(agreed))
-    ends = np.where(agreed, len(agreed), positions)
-    return np.minimum.accumulate(ends[::-1])[::-1] - positions
-
-
-def _tokens_per_round(runs: Sequence[NDArray[np.int64]], length: int) -> float:
-    """Mean tokens per round when chains of ``length`` replay recordings to their ends."""
-    if length == 0:
-        return 1.0
-    tokens = rounds = 0
-    for run in runs:
-        steps = (np.minimum(run, length) + 1).tolist()
-        at = 0
-        while at < len(steps):
-            at += steps[at]
-            rounds += 1
-        tokens += at  # a chain that reaches beyond the end would have found more
-    return tokens / rounds
+    tokens = np.asarray(emitted, np.float64)
+    return float((np.square(tokens).sum() / tokens.sum() - 1.0) / 2.0)
 
 
 def observe(
     spec: SpeculationSpec,
-    weighed: AcceptanceProfile,
-    stretches: Stretches,
+    sample: Sample,
     shares: Mapping[str, float],
+    each: Mapping[str, float] | None = None,
 ) -> Behaviour:
     """Run the policy's own object over a sample of recorded rounds.
 
     Args:
         spec: The policy.
-        weighed: See ``sim.acceptance.weighed_profile``.
-        stretches: Runs of it that simulations play, too; of each that is used, the beginning.
+        sample: Where in the recordings.
         shares: See ``token_shares``.
+        each: See ``request_shares``; None where they do not matter.
     """
+    depth = max(spec.max_depth, spec.expansions)
+    kinds: list[Behaviour] = []
+    for kind in shares:
+        rounds = [_seen(spec, sample, kind, place) for place in sample.places[kind]]
+        of_kind = _means(list(chain.from_iterable(rounds)))
+        emitted = of_kind.emitted / sample.luck(kind, of_kind.emitted, depth)
+        kinds.append(replace(of_kind, emitted=max(emitted, 1.0)))
+    found = _of_all(kinds, shares, each)
+    fanout, num = build_speculation(spec).fanout, len(found.awaited)
+    # The second forward is as wide as any behind the first one, which runs the root.
+    width = round(found.awaited_rows[1]) if num > 1 else 1
+    last = last_forwards(fanout, num, math.ceil(found.overlapped), width=max(width, 1))
+    return replace(found, fanout=fanout, ends=_ends(last, num))
 
-    drafter = SyntheticDrafter(weighed, 0, stretches.path)
-    each = _ROUNDS_EACH if len(shares) * _ROUNDS_EACH <= NUM_ROUNDS else _FEWEST_ROUNDS
-    found: list[Behaviour] = []
-    rounds_a_token: list[float] = []
-    for kind, share in sorted(shares.items()):
-        rounds: list[tuple[Work, int]] = []
-        for number in range(max(round(share * NUM_ROUNDS / each), 1)):
-            side = DraftSide(build_speculation(spec))
-            batch = PlayedBatch(side, drafter, hears_early=spec.is_async)
-            stretch = stretches.first(kind) + number % stretches.count(kind)
-            alone = play_alone(batch, Entering(stretch, kind, 1, _MAX_TOKENS))
-            rounds += islice(alone, _WARM_UP, _WARM_UP + each)
-        found.append(_means(rounds))
-        rounds_a_token.append(share / found[-1].emitted)
-    return replace(_mean(found, rounds_a_token), fanout=build_speculation(spec).fanout)
+
+def _seen(
+    spec: SpeculationSpec, sample: Sample, kind: str, place: int
+) -> Iterator[tuple[Work, int]]:
+    """Rounds of a request of its own that begins in a place, with the tokens of each."""
+    side = DraftSide(build_speculation(spec))
+    batch = PlayedBatch(side, sample.drafter, hears_early=spec.is_async)
+    alone = play_alone(batch, Entering(place, kind, 1, _MAX_TOKENS))
+    seen = 0
+    for work, emitted in islice(alone, WARM_UP, None):
+        yield work, emitted
+        seen += emitted
+        if seen >= NUM_TOKENS:
+            return
+
+
+def _of_all(
+    kinds: Sequence[Behaviour], shares: Mapping[str, float], each: Mapping[str, float] | None
+) -> Behaviour:
+    """The behaviour over all kinds of prompt, in the order of ``shares``."""
+    emitted = np.array([behaviour.emitted for behaviour in kinds])
+    rounds = np.array(list(shares.values())) / emitted
+    found = _mean(kinds, rounds.tolist())
+    if each is None:
+        return found
+    of_requests = np.array([each[kind] for kind in shares]) / emitted
+    return replace(found, by_request=float(of_requests.sum() / rounds.sum()))
 
 
 def _mean(kinds: Sequence[Behaviour], rounds: Sequence[float]) -> Behaviour:
@@ -218,6 +262,7 @@ def _mean(kinds: Sequence[Behaviour], rounds: Sequence[float]) -> Behaviour:
         overlapped_rows=mean([b.overlapped_rows for b in kinds], beside) if beside.any() else 0.0,
         kept_trees=mean([b.kept_trees for b in kinds]),
         kept_nodes=mean([b.kept_nodes for b in kinds]),
+        unused=mean([b.unused for b in kinds], weights * [b.emitted for b in kinds]),
     )
 
 
@@ -235,4 +280,5 @@ def _means(rounds: Sequence[tuple[Work, int]]) -> Behaviour:
         overlapped_rows=sum(overlapped) / max(len(overlapped), 1),
         kept_trees=sum(work.kept_trees for work in works) / num,
         kept_nodes=sum(work.kept_nodes for work in works) / num,
+        unused=unused_tokens([emitted for _, emitted in rounds]),
     )

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from codesign.acceptance import AcceptanceProfile
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.plan import Economics
-from codesign.planner.behaviour import Behaviour, agreement_runs, token_shares
+from codesign.planner.behaviour import Behaviour, token_shares
 from codesign.planner.round_times import BehaviourTable, round_seconds
+from codesign.planner.sample import agreement_runs
 from codesign.planner.screen import behaviours_of
 from codesign.planner.workload import Workload
 

@@ -33,17 +33,27 @@ class Queue:
 
     Args:
         grid: (B,) batch sizes.
-        times: (N, B) seconds per token of a request, at each batch size.
+        times: (N, B) seconds per token of all requests together, at each batch size.
+        tpots: (N, B) the same on average over requests.
         most: (N,) most requests at once.
         prefill: (N, Q) seconds of a prompt on the workers that decode.
         pool: (N, Q) seconds of a prompt in a pool of its own; 0 without one.
+        late: (N, Q) seconds of ``prefill`` that come behind the first token.
     """
 
     def __init__(
-        self, grid: Floats, times: Floats, most: Floats, prefill: Floats, pool: Floats
+        self,
+        grid: Floats,
+        times: Floats,
+        tpots: Floats,
+        most: Floats,
+        prefill: Floats,
+        pool: Floats,
+        late: Floats,
     ) -> None:
-        self._grid, self._times, self._most = grid, times, most
-        self._prefill, self._pool = prefill, pool
+        self._grid, self._times, self._tpots, self._most = grid, times, tpots, most
+        self._pool, self._first = pool, prefill - late + pool
+        self._late = late.mean(axis=1)
         self._own = prefill.mean(axis=1)
         self._apart = pool.mean(axis=1)
 
@@ -58,7 +68,7 @@ class Queue:
         Returns:
             As in ``screen.Screened``: shares, seconds, and requests per second.
         """
-        tokens = max(workload.output - 1.0, 1e-9)
+        tokens = workload.decoded
         # A full batch finishes a request in each ``own + tokens * time / batch`` seconds.
         rates = 1.0 / (self._own[:, None] + tokens * self._times / self._grid)
         full = _at(self._grid, rates, self._most)
@@ -96,30 +106,32 @@ class Queue:
             Wait in a queue with c servers: Sakasegawa, "An approximation formula
             L = a * rho^b / (1 - rho)", 1977, with the usual factor for variable gaps and lengths.
         """
-        tokens = max(workload.output - 1.0, 1e-9)
+        tokens = workload.decoded
         decoding = np.maximum(1.0 - rate * self._own, 0.02)  # share of time left by prefills
         batch = self._batch_at(rate, tokens)
-        tpot = _at(self._grid, self._times, batch) / decoding
+        token = _at(self._grid, self._times, batch) / decoding
         busy = np.minimum(rate / full, _FULL)
         # Taking turns evens out the gaps that each replica sees.
         variation = (workload.variation / replicas + workload.output_variation) / 2
-        service = self._own + tokens * tpot
+        service = self._own + tokens * token
         slot = service / self._most * busy ** (np.sqrt(2 * (self._most + 1)) - 1) / (1 - busy)
         slot = slot * variation + backlog
-        wait = tpot / 2
+        # Of the first token, where a round is under way, and of the second besides.
+        wait, behind = token / 2 * np.minimum(rate * service, 1.0), self._late
         for seconds, load in ((self._own, rate), (self._apart, rate * replicas)):
             used = np.minimum(load * seconds, _FULL)
             wait = wait + used / (1 - used) * seconds / 2
         if self._apart.any():  # the first token comes from the pool, before a slot is free
-            tpot = tpot + slot / tokens
+            behind = behind + slot
         else:
             wait = wait + slot
-        first = wait[:, None] + self._prefill + self._pool
+        first = wait[:, None] + self._first
+        tpot = _at(self._grid, self._tpots, batch) / decoding + behind * workload.per_decoded
         attained = np.ones_like(wait)
         if slo.ttft is not None:
             attained = _share_below(first, slo.ttft, _TTFT_SPREAD).mean(axis=1)
         attained = attained * _tpot_share(tpot, slo.tpot, workload.own_targets)
-        return np.stack([first.mean(axis=1) + tokens * tpot, tpot, attained])
+        return np.stack([first.mean(axis=1) + behind + tokens * token, tpot, attained])
 
     def _batch_at(self, rate: Floats, tokens: float) -> Floats:
         """(N,) requests that run when requests finish at a rate: Little's law, turned round."""

@@ -7,7 +7,7 @@ a grid of batch sizes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,19 +26,23 @@ class BehaviourTable:
 
     Attributes:
         emitted: (P,) as in ``Behaviour``; likewise rows, overlapped, overlapped_rows, fanout,
-            kept_trees and kept_nodes.
-        awaited: (P, F) as in ``Behaviour``, filled up with 0; likewise awaited_rows, with 1.
+            kept_trees, kept_nodes, unused and by_request.
+        awaited: (P, F) as in ``Behaviour``, filled up with 0; likewise awaited_rows, with 1,
+            and ends, with 0.
     """
 
     emitted: Floats
     rows: Floats
     awaited: Floats
     awaited_rows: Floats
+    ends: Floats
     overlapped: Floats
     overlapped_rows: Floats
     fanout: Floats
     kept_trees: Floats
     kept_nodes: Floats
+    unused: Floats
+    by_request: Floats
 
     @classmethod
     def of(cls, behaviours: Sequence[Behaviour]) -> BehaviourTable:
@@ -46,7 +50,7 @@ class BehaviourTable:
         most = max([len(b.awaited) for b in behaviours], default=0)
         shape = len(behaviours), most
 
-        def filled(values: tuple[float, ...], end: float) -> list[float]:
+        def filled(values: Sequence[float], end: float) -> list[float]:
             return [*values, *[end] * (most - len(values))]
 
         return cls(
@@ -54,12 +58,24 @@ class BehaviourTable:
             rows=np.array([b.rows for b in behaviours], np.float64),
             awaited=np.array([filled(b.awaited, 0.0) for b in behaviours]).reshape(shape),
             awaited_rows=np.array([filled(b.awaited_rows, 1.0) for b in behaviours]).reshape(shape),
+            ends=np.array([filled(b.ends, 0.0) for b in behaviours], np.float64).reshape(shape),
             overlapped=np.array([b.overlapped for b in behaviours], np.float64),
             overlapped_rows=np.array([b.overlapped_rows for b in behaviours], np.float64),
             fanout=np.array([b.fanout for b in behaviours], np.float64),
             kept_trees=np.array([b.kept_trees for b in behaviours], np.float64),
             kept_nodes=np.array([b.kept_nodes for b in behaviours], np.float64),
+            unused=np.array([b.unused for b in behaviours], np.float64),
+            by_request=np.array([b.by_request for b in behaviours], np.float64),
         )
+
+    def with_ends(self, answers: Floats) -> BehaviourTable:
+        """The same on average over all rounds of answers, of which the last ones draft less.
+
+        Args:
+            answers: (P,) answers for each token that rounds could have emitted.
+        """
+        left_out = np.minimum(self.ends * answers[:, None], 1.0)
+        return replace(self, awaited=self.awaited * (1.0 - left_out))
 
 
 def round_seconds(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,13 @@ from numpy.typing import NDArray
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
-from codesign.planner.behaviour import Behaviour, chain_behaviour, observe_all, token_shares
+from codesign.planner.behaviour import (
+    Behaviour,
+    chain_behaviour,
+    observe_all,
+    request_shares,
+    token_shares,
+)
 from codesign.planner.queueing import Queue, batch_grid
 from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.planner.workload import Workload, cached_share
@@ -42,7 +49,7 @@ class Screened:
     Attributes:
         candidates: What they are about.
         load: (N,) demand over capacity of the whole trace; above 1 the queue grows without end.
-        tpot: (N,) mean seconds per token.
+        tpot: (N,) mean seconds per token behind the first, on average over requests.
         latency: (N,) mean seconds from arrival to last token.
         attained: (N,) share of requests that meet the SLO.
         goodput: (N,) requests per second that do.
@@ -79,7 +86,8 @@ def screen(
     """
     if behaviours is None:
         specs = list(dict.fromkeys(c.speculation for c in candidates))
-        behaviours = behaviours_of(specs, fit, token_shares(requests, fit.answers))
+        shares, each = (f(requests, fit.answers) for f in (token_shares, request_shares))
+        behaviours = behaviours_of(specs, fit, shares, each)
     groups: dict[Deployment, list[int]] = {}
     for index, candidate in enumerate(candidates):
         groups.setdefault(candidate.deployment, []).append(index)
@@ -100,7 +108,10 @@ def screen(
 
 
 def behaviours_of(
-    specs: Sequence[SpeculationSpec], fit: Fit, shares: Mapping[str, float]
+    specs: Sequence[SpeculationSpec],
+    fit: Fit,
+    shares: Mapping[str, float],
+    each: Mapping[str, float] | None = None,
 ) -> dict[SpeculationSpec, tuple[Behaviour, ...]]:
     """Per policy what it may do in a round; one that adapts to the batch takes the best of several.
 
@@ -111,11 +122,12 @@ def behaviours_of(
         specs: Policies.
         fit: Its recordings and its calibration.
         shares: See ``behaviour.token_shares``.
+        each: See ``behaviour.request_shares``; None where they do not matter.
     """
     shapes = {spec: _shapes_of(spec) for spec in specs if spec.kind == "batch-tree"}
     alone = [spec for spec in specs if not spec.needs_step_times]
     observed = observe_all(
-        list(dict.fromkeys([*alone, *(s for each in shapes.values() for s in each)])), fit, shares
+        list(dict.fromkeys([*alone, *chain.from_iterable(shapes.values())])), fit, shares, each
     )
     found: dict[SpeculationSpec, tuple[Behaviour, ...]] = {}
     for spec in specs:
@@ -125,10 +137,10 @@ def behaviours_of(
             found[spec] = (observed[spec],)
         else:
             lengths = range(spec.max_depth + 1)
-            found[spec] = tuple(chain_behaviour(n, fit.answers, shares) for n in lengths)
+            found[spec] = tuple(chain_behaviour(n, fit.answers, shares, each) for n in lengths)
         if spec.needs_step_times:  # what stands for it has as many children as its shape needs
             own = drafting_of(spec).fanout
-            found[spec] = tuple(replace(each, fanout=own) for each in found[spec])
+            found[spec] = tuple(replace(behaviour, fanout=own) for behaviour in found[spec])
     return found
 
 
@@ -195,16 +207,33 @@ class _Part:
         grid = batch_grid(self._most(workload).max())
         options = [behaviours[spec] for spec in self.specs]
         table = BehaviourTable.of([behaviour for each in options for behaviour in each])
-        seconds = round_seconds(
-            table,
-            self.cost,
-            batch=grid,
-            context=workload.context,
-            is_apart=self.deployment.draft_workers > 0,
-        )
         firsts = np.cumsum([0, *map(len, options)])[:-1]
-        times = np.minimum.reduceat(seconds / table.emitted[:, None], firsts, axis=0)
-        queue = Queue(grid, times[self.spec], self._most(workload), *self._prefill(workload))
+
+        def fastest(by_token: Floats, per_decoded: float) -> Floats:
+            """(N, B) seconds per token of each candidate, of its policy's best behaviour.
+
+            Args:
+                by_token: (P,) rounds per token of answers without an end, over the mean.
+                per_decoded: Answers per token.
+            """
+            rounds = by_token + table.unused * per_decoded
+            seconds = round_seconds(
+                table.with_ends(per_decoded / rounds),
+                self.cost,
+                batch=grid,
+                context=workload.context,
+                is_apart=self.deployment.draft_workers > 0,
+            )
+            times = seconds * (rounds / table.emitted)[:, None]
+            return np.minimum.reduceat(times, firsts, axis=0)[self.spec]
+
+        queue = Queue(
+            grid,
+            fastest(np.ones_like(table.emitted), 1.0 / workload.decoded),
+            fastest(table.by_request, workload.per_decoded),
+            self._most(workload),
+            *self._prefill(workload),
+        )
         return queue.serve(workload, self.deployment.replicas, slo)
 
     def _most(self, workload: Workload) -> Floats:
@@ -212,17 +241,19 @@ class _Part:
         most = np.minimum(self.limit, max(workload.num_requests / self.deployment.replicas, 1.0))
         return np.minimum(most, np.maximum(self.room / workload.context, 1.0))
 
-    def _prefill(self, workload: Workload) -> tuple[Floats, Floats]:
-        """(N, Q) seconds of a prompt: on the decoding workers, and in the pool."""
+    def _prefill(self, workload: Workload) -> tuple[Floats, Floats, Floats]:
+        """(N, Q) seconds of a prompt: where it is decoded, in a pool, behind the first token.
+
+        The first token is the target's; what the draft still takes then delays the second one.
+        """
         prompts = workload.prompts
         target = self.prompts.prefill.of_arrays(prompts, 0.0)
         draft = self.cost.draft_prompt.of_arrays(prompts, 0.0)
         drafts = np.array([spec.kind != "plain" for spec in self.specs])[self.spec][:, None]
+        drafting = drafts * draft
         if self.deployment.prefill_workers:
             pool = target + self.cost.kv_transfer * prompts
-            return drafts * draft, np.broadcast_to(pool, (len(self.spec), len(prompts)))
-        if self.deployment.draft_workers:
-            own = np.maximum(target, drafts * draft)
-        else:
-            own = target + drafts * draft
-        return own, np.zeros_like(own)
+            return drafting, np.broadcast_to(pool, drafting.shape), drafting
+        is_apart = self.deployment.draft_workers > 0
+        own = np.maximum(target, drafting) if is_apart else target + drafting
+        return own, np.zeros_like(own), own - target

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.plan import Doubt
-from codesign.planner.behaviour import Behaviour, token_shares
+from codesign.planner.behaviour import Behaviour, request_shares, token_shares
 from codesign.planner.executor import Job
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry, may_be_best
@@ -102,9 +102,10 @@ def requests_of_doubts(question: Question) -> int:
 
 def _suspected(plans: Sequence[Entry], question: Question) -> list[_Suspect]:
     """The terms that are worst by arithmetic."""
-    shares = token_shares(question.requests, question.fit.answers)
+    requests, recorded = question.requests, question.fit.answers
+    shares, each = token_shares(requests, recorded), request_shares(requests, recorded)
     specs = list(dict.fromkeys(entry.candidate.speculation for entry in plans))
-    behaviours = behaviours_of(specs, question.fit, shares)
+    behaviours = behaviours_of(specs, question.fit, shares, each)
     before = _figures(plans, question, question.fit, behaviours)
     found: dict[str, tuple[float, _Suspect]] = {}
     of_tokens = tokens_error(question.fit, question.requests["output_tokens"])

@@ -33,6 +33,7 @@ class Workload:
         variation: Squared coefficient of variation of the gaps between arrivals in a stretch.
         prompts: (Q,) prompt lengths at evenly spaced quantiles, cached prefixes taken off.
         output: Mean output tokens.
+        per_decoded: Mean of 1 / tokens that are decoded, of the requests that decode any.
         output_variation: Squared coefficient of variation of output tokens.
         last_output: Output tokens of the longest tenth: what a run ends with.
         context: KV rows of a running request, averaged over requests and their lives.
@@ -44,6 +45,7 @@ class Workload:
     variation: float
     prompts: Floats
     output: float
+    per_decoded: float
     output_variation: float
     last_output: float
     context: float
@@ -65,19 +67,25 @@ class Workload:
         num_bins = int(np.clip(len(arrival) // _BIN_REQUESTS, 1, _MAX_BINS))
         counts, _ = np.histogram(arrival, bins=num_bins, range=(0.0, duration))
         marks = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
-        mean = float(output.mean())
+        mean, decoded = float(output.mean()), output[output > 1.0] - 1.0
         return cls(
             duration=duration,
             arrivals=counts.astype(np.float64),
             variation=_gap_variation(np.sort(arrival), duration / num_bins),
             prompts=np.maximum(np.quantile(prompt, marks) * (1.0 - cached_share), 1.0),
             output=mean,
+            per_decoded=float(np.mean(1.0 / decoded)) if len(decoded) else 0.0,
             output_variation=float(output.var()) / mean**2,
             last_output=float(np.quantile(output, 0.9)),
             # A request counts for as long as it runs, which is as long as its output.
             context=float(np.average(prompt + output / 2, weights=output)),
             own_targets=_own_targets(requests),
         )
+
+    @property
+    def decoded(self) -> float:
+        """Mean tokens that are decoded: the first one comes with the prompt."""
+        return max(self.output - 1.0, 1e-9)
 
     @property
     def num_requests(self) -> float:

@@ -15,12 +15,14 @@ from codesign.fit import Fit
 from codesign.planner.behaviour import (
     Behaviour,
     _mean,
-    agreement_runs,
     chain_behaviour,
     observe_all,
+    request_shares,
     token_shares,
+    unused_tokens,
 )
 from codesign.planner.round_times import BehaviourTable, round_seconds
+from codesign.planner.sample import agreement_runs
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.sim import simulate
@@ -53,6 +55,18 @@ def test_shares_are_those_of_output_tokens_and_unknown_kinds_stand_together():
     assert token_shares(requests.drop(columns="category"), made_profile()) == {"": 1.0}
 
 
+def test_where_requests_count_alike_a_long_one_has_no_more_weight():
+    requests = pd.DataFrame({"output_tokens": [10, 30], "category": ["easy", "hard"]})
+    assert token_shares(requests, made_profile()) == {"easy": 0.25, "hard": 0.75}
+    assert request_shares(requests, made_profile()) == {"easy": 0.5, "hard": 0.5}
+    shares, each = (f(requests, made_profile()) for f in (token_shares, request_shares))
+    easy, hard = (chain_behaviour(3, made_profile(), {k: 1.0}).emitted for k in ("easy", "hard"))
+    found = chain_behaviour(3, made_profile(), shares, each)
+    rounds_a_token = (0.5 / easy + 0.5 / hard) / (0.25 / easy + 0.75 / hard)
+    assert found.by_request == pytest.approx(rounds_a_token)
+    assert chain_behaviour(3, made_profile(), shares).by_request == 1.0
+
+
 def test_runs_of_agreement_by_hand():
     profile = recorded(0, 0, -1, 1, 0, 1)
     assert [r.tolist() for r in agreement_runs(profile, "")] == [[2, 1, 0, 0, 1, 0]]
@@ -66,6 +80,19 @@ def test_a_chain_replayed_by_hand():
     assert chain_behaviour(1, profile, {"": 1.0}).emitted == pytest.approx(1.5)
     found = chain_behaviour(2, profile, {"": 1.0})
     assert (found.rows, found.awaited, found.awaited_rows) == (3.0, (1.0, 1.0), (1.0, 1.0))
+
+
+def test_a_chain_goes_on_in_the_next_recording_as_simulations_do():
+    ranks, log_probs = np.zeros(6, np.int64), np.log(np.tile([0.6, 0.2], (6, 1)))
+    profile = AcceptanceProfile({"": (Recording(0, ranks, log_probs),) * 2})
+    assert chain_behaviour(3, profile, {"": 1.0}).emitted == 4.0
+
+
+def test_tokens_beyond_the_end_of_an_answer():
+    assert unused_tokens([1] * 5) == 0.0
+    assert unused_tokens([3] * 5) == 1.0  # of an answer that ends anywhere: none, one or two
+    # Every round of 1 is followed by one of 3: of four ends, that is 0 or 0, 1, 2.
+    assert unused_tokens([1, 3] * 5) == 0.75
 
 
 def test_plain_decoding_emits_one_token_from_one_row_and_drafts_nothing():
@@ -106,6 +133,19 @@ def test_a_round_is_what_the_simulator_makes_of_it(policy):
     assert found.rows == pytest.approx(mean["rows"], rel=0.08)
     forwards = sum(found.awaited) + found.overlapped
     assert forwards == pytest.approx(rounds.column("num_expansions").mean(), rel=0.08)
+
+
+@pytest.mark.parametrize("policy", ["tree-4x2x2", "threshold-3@0.5", "async-tree-4x2x2"])
+def test_the_end_of_the_recordings_is_observed_as_the_beginning_is(policy):
+    """Seen from its first stretches alone, a draft that always fails there never found anything."""
+    ranks = np.repeat([-1, 0], 3200)
+    log_probs = np.log(np.tile([0.6, 0.2], (len(ranks), 1)))
+    profile = AcceptanceProfile({"": (Recording(0, ranks, log_probs),)})
+    spec = parse_policy(policy)
+    found = observe_all([spec], fit_of(profile), {"": 1.0})[spec]
+    depth = max(spec.max_depth, spec.expansions)
+    # Half of the tokens come one a round; the async tree finds other depths, but some.
+    assert found.emitted == pytest.approx(2 / (1 + 1 / (depth + 1)), rel=0.15)
 
 
 @pytest.mark.parametrize("policy", ["tree-4x2x2", "async-tree-4x2x2"])
