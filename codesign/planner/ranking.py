@@ -8,13 +8,13 @@ which contain the error of the fit as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean
 
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.planner.predict import Outcome
-from codesign.planner.saturation import OVERLOADED
+from codesign.planner.saturation import BACKLOGGED, OVERLOADED
 from codesign.planner.student_t import student_t_quantile
 
 NOTICEABLE = 0.01  # relative gain that a simpler plan is given up for
@@ -29,6 +29,10 @@ CRITERIA = {
 # Objectives of which a plan that bears the load is better than any that does not: the shortest
 # rounds are those of a request alone, and on too few workers a queue never ends.
 MUST_BEAR = ("latency", "fewest")
+
+# What a queue shows in; True: more is better.
+_OF_QUEUE = (("ttft_mean", False), ("ttft_p90", False), ("throughput", True))
+_EQUAL = 1e-9  # relative difference of figures of one and the same queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ def rank(entries: Sequence[Entry], objective: str) -> list[Entry]:
 
     Where the objective needs it, those that bear the load come before all that do not.
     """
+    entries = compared_in_load(entries)
     feasible = [entry for entry in entries if entry.scored.is_feasible]
     missing = [entry for entry in entries if not entry.scored.is_feasible]
     ranked = []
@@ -79,6 +84,34 @@ def rank(entries: Sequence[Entry], objective: str) -> list[Entry]:
             left.remove(best)
             ranked.append(best)
     return ranked + sorted(missing, key=lambda e: (e.miss, _least_trouble(e)))
+
+
+def compared_in_load(entries: Sequence[Entry]) -> list[Entry]:
+    """The same plans, where none is "overloaded" that bears the load as well as one that is not.
+
+    How long a queue may be goes by how long a request runs. So of two plans that have one queue in
+    front of their prompts, the faster one alone may be called overloaded.
+    """
+    bearing = [entry for entry in entries if entry.scored.saturation != OVERLOADED]
+    return [
+        replace(entry, scored=replace(entry.scored, saturation=BACKLOGGED))
+        if entry.scored.saturation == OVERLOADED
+        and any(_queues_no_longer(entry, other) for other in bearing)
+        else entry
+        for entry in entries
+    ]
+
+
+def _queues_no_longer(entry: Entry, other: Entry) -> bool:
+    """Whether requests wait no longer with a plan than with another, which serves no faster."""
+    for figure, more_is_better in _OF_QUEUE:
+        means = entry.beside(other, figure)
+        if means is None:
+            return False
+        larger, smaller = means if more_is_better else means[::-1]
+        if larger < smaller * (1.0 - _EQUAL):
+            return False
+    return True
 
 
 def may_be_best(scored: ScoredCandidate, objective: str) -> bool:

@@ -64,6 +64,32 @@ def test_a_plan_that_bears_the_load_comes_before_a_faster_one_that_does_not(obje
     assert order([entries[0], entries[3]], objective) == ["chain-3", "chain-1"]
 
 
+def queue(entry: Entry, **figures: float) -> Entry:
+    """The same plan with figures of its queue, alike with every seed."""
+    outcomes = (dataclasses.replace(o, figures=o.figures | figures) for o in entry.outcomes)
+    return dataclasses.replace(entry, outcomes=tuple(outcomes))
+
+
+@pytest.mark.parametrize(
+    ("worse", "first"),
+    [
+        ({}, "chain-3"),
+        ({"ttft_mean": 0.81}, "plain"),
+        ({"ttft_p90": 1.6}, "plain"),
+        ({"throughput": 99.0}, "plain"),
+    ],
+)
+def test_a_faster_plan_behind_the_same_queue_bears_the_load_as_well(worse, first):
+    same = {"ttft_mean": 0.8, "ttft_p90": 1.5, "throughput": 100.0}
+    plain = queue(entry("plain", load="backlogged"), **same)
+    faster = queue(entry("chain-3", tpot=(0.05, 0.05), load="overloaded"), **same | worse)
+    ranked = rank([plain, faster], "latency")
+    assert ranked[0].candidate.speculation.label == first
+    said = {e.candidate.speculation.label: e.scored.saturation for e in ranked}
+    assert said == {"plain": "backlogged", "chain-3": "overloaded" if worse else "backlogged"}
+    assert rank([faster], "latency")[0].scored.saturation == "overloaded", "nobody to compare with"
+
+
 def test_a_plan_that_does_not_bear_the_load_is_no_tie_of_one_that_does():
     ranked = [entry("chain-3").scored, entry("plain", load="overloaded").scored]
     assert find_ties(ranked, "latency") == ()
