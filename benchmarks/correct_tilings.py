@@ -4,8 +4,9 @@
 
 FILE is a result of ``search_tilings``; of its rows those count that say "taken": true. Steps and
 prompts of up to 16 tokens change, of the models and degrees that were searched and of no others:
-more rows have tilings of their own. Without --write the steps of eight rows are printed: as they
-are and as they would be.
+more rows have tilings of their own. Rows of 9 to 16 count only where they were searched alone:
+behind 8 rows, "now" is not what the table had. Without --write the steps of eight rows are printed:
+as they are and as they would be.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ class Found:
         return self._saved.get((model, gpus, searched), 0.0)
 
     def prompt(self, model: str, gpus: int, rows: int, *, is_draft: bool) -> float:
-        """Seconds of a prompt: as of a step."""
-        return self.step(model, gpus, rows, is_draft=is_draft)
+        """Seconds of a prompt; a draft's was timed with a forward of one row behind it."""
+        if not is_draft:
+            return self.step(model, gpus, rows, is_draft=False)
+        behind, prompt = (self.step(model, gpus, n, is_draft=True) for n in (1, rows - 1))
+        return behind + prompt
 
     def freed(self, model: str, gpus: int) -> int:
         """Bytes: tilings hold none."""

@@ -42,8 +42,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   what plain decoding bears, it has 1.00 to 2.29 of plain decoding's speed with a 70B on one H200,
   1.04 to 2.04 on two and 1.11 to 1.80 on two H100s; with an 8B 0.99 to 1.14 on one H200, 0.99 to
   1.00 on two and 0.98 to 1.00 on two H100s. With a 70B it was up to 11 % faster than SpecServe;
-  since that predicts what is verified, it is 1 % behind to 8 % ahead in eight rows. With an 8B
-  at a fifth of the load it is 4 and 5 % faster on "conv" and "mooncake" on one H200 (3 to 8 on an
+  since that predicts what is verified, it is 1 % behind to 8 % ahead in nine rows. With an 8B
+  at a fifth of the load it is 5 and 4 % faster on "conv" and "mooncake" on one H200 (3 to 8 on an
   H100), else within 2 % on H200s, about what its runs are known to.
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"); by steps of our own

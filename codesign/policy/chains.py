@@ -58,6 +58,8 @@ class ParallelChain(Speculation):
         which PEARL leaves to the next round's first.
     """
 
+    asks = True
+
     def __init__(self, max_depth: int, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._max_depth = max_depth
@@ -86,7 +88,7 @@ class FreeChain(ParallelChain):
 
     def __init__(self, max_depth: int, goodput: Goodput, calibration: Calibration | None) -> None:
         super().__init__(max_depth, calibration)
-        self._goodput = goodput
+        self._goodput = goodput.drafting(self.drafting)
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         return [chain_end(tree) if len(tree) == 1 else [] for tree in trees]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from codesign.policy.step_time import StepTime
 
+_ROUNDING = 1e-12  # seconds: what is left of a wait that is priced already
 Number = TypeVar("Number", float, NDArray[np.float64])
 SEVERAL = 1.5  # requests, which planners count in fractions: more are not one
 
@@ -92,7 +93,7 @@ class HostCost:
         is part of that.
         """
         alone = self.choice_alone + self.first_alone - (self.look(1) if how.decides else 0.0)
-        return max(alone, 0.0) if how.asks else 0.0
+        return alone if how.asks and alone > _ROUNDING else 0.0
 
     def _counted(self, how: Drafting) -> dict[str, float]:
         row, waiting = self.reroot_row + self.reroot_node * how.fanout, self.waiting(how)

@@ -41,6 +41,7 @@ class Outcomes(Speculation):
         SSD (Saguaro), as released.
     """
 
+    asks = True
     tree_type = OutcomeTree
 
     def __init__(self, depth: int, outcomes: int, calibration: Calibration | None) -> None:
@@ -120,6 +121,7 @@ class MicroBatches(Speculation):
         PipeInfer, arXiv:2407.11798: asynchronous speculation, micro-batches, cancellation.
     """
 
+    asks = True
     tree_type = MicroBatchTree
 
     def __init__(self, spec: SpeculationSpec, calibration: Calibration | None) -> None:

@@ -20,6 +20,8 @@ class StaticTree(Speculation):
         SpecInfer, arXiv:2305.09781: expansion configuration. Width 1 at every level is a chain.
     """
 
+    asks = True
+
     def __init__(self, widths: Sequence[int], calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._widths = tuple(widths)
@@ -90,6 +92,8 @@ class InFlightTree(BestTree):
     rows at once if it was run. So the nodes under verification and their children come first, the
     heaviest before others, and only then what lies deeper. BestTree goes by weight alone.
     """
+
+    asks = True
 
     def __init__(self, spec: SpeculationSpec, calibration: Calibration | None) -> None:
         super().__init__(spec, calibration)

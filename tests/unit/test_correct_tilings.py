@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 
 import pytest
 
 from benchmarks.correct_tilings import Found
 from benchmarks.fit_corrections import correct, models_of
+from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 
 FOLDER = DEFAULT_FIT.parents[1] / "h200-qwen2-72b-int4+qwen2-1.5b-int4"
@@ -52,3 +54,16 @@ def test_only_the_draft_on_one_gpu_changes(found):
     assert gone[rows.index(8)] == pytest.approx(70 * US)
     assert gone[rows.index(16)] == pytest.approx(50 * US)
     assert gone[-1] == 0.0
+
+
+def test_a_draft_s_prompt_gets_no_dearer_as_the_row_behind_it_gets_cheaper(found, tmp_path):
+    old = Fit.load(FOLDER / "fit.json").costs["1+1"]
+    fit = json.loads((FOLDER / "fit.json").read_text())
+    correct(fit, models_of(FOLDER), ["1+1"], found)
+    shutil.copytree(FOLDER, tmp_path / "new")
+    (tmp_path / "new" / "fit.json").write_text(json.dumps(fit))
+    new = Fit.load(tmp_path / "new" / "fit.json").costs["1+1"]
+    for rows in (8, 16):
+        assert new.draft_prompt(rows) < old.draft_prompt(rows)
+    for rows in (64, 500, 2_000):
+        assert new.draft_prompt(rows) == pytest.approx(old.draft_prompt(rows))
