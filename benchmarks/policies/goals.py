@@ -73,8 +73,8 @@ _REMARKS = """\
   int8 heads save, the lowest were 0.969 and 0.979, one case of 432 each. Which requests meet is
   luck: with drafts' steps 5 us shorter the first was 0.992. On average the batch tree is 0.2 %
   faster than SpecServe, and 0.7 % than plain decoding.
-- **A chain of one** on "code" at 0.7 and 1.2 with 70B + 1B is 0.3 and 0.5 % faster than plain
-  decoding since heads are int8, SpecServe 0.1 % slower and 0.2 % faster. It would be as fast as the
+- **A chain of one** on "code" at 0.7 and 1.2 with 70B + 1B is 0.2 and 0.4 % faster than plain
+  decoding since heads are int8, SpecServe 0.2 % slower and 0.1 % faster. It would be as fast as the
   chain if a draft's prompt had to save 1.5 times what it takes, which loses more elsewhere
   ([policies.md](policies.md#when-the-draft-reads-a-prompt)).
 - **Attainment.** First come, first served it is a tie with tree-8x4x4 at scale 1.4 (of four other

@@ -58,7 +58,7 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   2 % behind in goodput (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.39 of plain decoding's speed. In overload
-  with a large draft (3B) it gains 11 to 12 % but for "code". In simulated overload with a 70B the
+  with a large draft (3B) it gains 10 to 11 % but for "code". In simulated overload with a 70B the
   batch tree has 0.99 to 1.01 of a chain of one's speed, and SpecServe as much (both 8 % faster on
   "code" with a 3B); measured in overload the batch tree is 2 to 13 % faster than it with a 70B,
   and SpecServe as fast or up to 9 % faster.
