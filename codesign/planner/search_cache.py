@@ -145,8 +145,10 @@ class SearchCache:
     def put(self, job: Job, outcome: Outcome) -> None:
         """Keep an outcome: in the file first, so that none is counted that is not there."""
         key = "" if self._key is None else self._key.of(job, outcome)
-        line = json.dumps({"key": key, "rate": job.rate, **asdict(outcome)})
-        is_kept = self._path is None or self._append(self._path, line + "\n")
+        is_kept = True
+        if self._path is not None:
+            line = json.dumps({"key": key, "rate": job.rate, **asdict(outcome)})
+            is_kept = self._append(self._path, line + "\n")
         place = self._keep(outcome, job.rate, key)
         if not is_kept:
             self._lost.add(place)
